@@ -1,0 +1,18 @@
+"""tokenmill: a corpus goes through a transformer model, and every row is accounted for.
+
+From the ground up:
+    errors, schemas, job, keys                    what is said
+    batches, accounting, schedule                 what is decided; pure, no I/O, no torch
+    store, parquet, lines, rows, readers, corpus  what is read and written
+    tokenizer, backend, torch_backend, model_files    what computes
+    settle, plan, receipts, manifest              what a job comes to, and what is done
+    stages/, groups, engine, verify               what runs
+Nothing here imports prefect. Heavy imports (torch, great_expectations) happen where they are used.
+"""
+
+from tokenmill.errors import TokenmillError
+from tokenmill.job import Job
+
+__all__ = ["Job", "TokenmillError", "__version__"]
+
+__version__ = "0.1.0"

@@ -1,0 +1,137 @@
+"""Running a whole job with the engine alone: plan, shards, gates, publication.
+
+The flows do the same with each shard as a Prefect task. Both build a `Run` and use its methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+
+from tokenmill.backend import EmbedBackend
+from tokenmill.job import Job
+from tokenmill.manifest import Manifest, check_owner, claim_output, plan_fingerprint, read_manifest
+from tokenmill.plan import Plan, Shard, Todo, find_todo, make_plan
+from tokenmill.receipts import Receipt, Stage
+from tokenmill.schedule import pipelined
+from tokenmill.settle import Setup, prepare
+from tokenmill.stages.aggregate import Finished, collect, publish
+from tokenmill.stages.infer_shard import infer_shard
+from tokenmill.stages.tokenize_shard import tokenize_shard
+from tokenmill.store import StorageConfig, Store
+
+INFER_SLOTS = 1  # one model copy; what could overlap inside a shard already does
+STALE_SCRATCH_S = 24 * 3600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storages:
+    """How to open the input and the output; from blocks, or from the job and the environment."""
+
+    input: StorageConfig
+    output: StorageConfig
+
+    @classmethod
+    def of(cls, job: Job) -> Storages:
+        return cls(
+            input=StorageConfig.from_spec(job.input.storage),
+            output=StorageConfig.from_spec(job.output.storage),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A job, settled, with its storage opened. Cheap to make again in another process."""
+
+    setup: Setup
+    storages: Storages
+    store: Store
+
+    @classmethod
+    def open(cls, job: Job, storages: Storages | None = None) -> Run:
+        """Raises ConfigError's leaves; touches nothing."""
+        storages = storages or Storages.of(job)
+        store = Store.open(job.output.uri, storages.output)
+        return cls(setup=prepare(job), storages=storages, store=store)
+
+    @property
+    def job(self) -> Job:
+        return self.setup.job
+
+    def plan(self) -> Plan:
+        """What would run.  Raises ConfigError's leaves, OutputError; writes nothing."""
+        plan = make_plan(self.setup, self.storages.input)
+        check_owner(self.store, self.job)
+        return plan
+
+    def todo(self, plan: Plan) -> Todo:
+        return find_todo(plan, self.store)
+
+    def is_published(self, plan: Plan) -> bool:
+        """Whether the manifest already publishes exactly this plan."""
+        manifest = read_manifest(self.store)
+        return manifest is not None and manifest.plan == plan_fingerprint(plan, self.job)
+
+    def claim(self, plan: Plan) -> None:
+        """Make the output this job's own; the first thing written.  Raises OutputError."""
+        claim_output(self.store, self.job, plan)
+        self.store.clear_scratch(STALE_SCRATCH_S)
+
+    def tokenize(self, shard: Shard) -> Receipt:
+        return tokenize_shard(shard, self.setup.tokenize, self.job, self.store, self.storages.input)
+
+    def infer(self, shard: Shard, backend: EmbedBackend | None = None) -> Receipt:
+        setup = self.setup.need_model()
+        fingerprint = setup.key_options()["model"]
+        return infer_shard(shard, backend or setup.load_backend(), self.job, self.store, fingerprint)
+
+    def collect(self, plan: Plan) -> Finished:
+        return collect(plan, self.store)
+
+    def publish(self, plan: Plan, finished: Finished) -> Manifest:
+        return publish(plan, self.setup, self.store, finished)
+
+
+def run_shards(run: Run, plan: Plan, backend: EmbedBackend | None = None) -> None:
+    """Do every unfinished shard of both stages with threads. The first error is raised at the end
+    of the shards in progress; those that finished stay finished.
+    """
+    todo = run.todo(plan)
+    work: dict[Stage, Callable[[Shard], Receipt]] = {
+        "tokenize": run.tokenize,
+        "infer": partial(run.infer, backend=backend),
+    }
+    with ThreadPoolExecutor(run.job.run.workers + INFER_SLOTS, "tokenmill-shard") as pool:
+
+        def submit(stage: Stage, shard: Shard) -> Future[Receipt]:
+            return pool.submit(copy_context().run, work[stage], shard)
+
+        for finished in pipelined(
+            tokenize=todo.tokenize,
+            infer=todo.infer,
+            submit=submit,
+            succeeded=lambda future: future.exception() is None,
+            tokenize_slots=run.job.run.workers,
+            infer_slots=INFER_SLOTS,
+        ):
+            finished.future.result()
+
+
+def run_job(job: Job, storages: Storages | None = None, backend: EmbedBackend | None = None) -> Manifest:
+    """All stages of a job in this process, without Prefect and without quality gates.
+
+    Raises every leaf of TokenmillError.
+    """
+    run = Run.open(job, storages)
+    run.setup.need_model()
+    plan = run.plan()
+    run.claim(plan)
+    if not run.is_published(plan) or run.todo(plan).infer:
+        run_shards(run, plan, backend)
+        return run.publish(plan, run.collect(plan))
+    manifest = read_manifest(run.store)
+    assert manifest is not None
+    return manifest

@@ -1,0 +1,254 @@
+"""The job: what to do, in one vocabulary for YAML, the Prefect UI's form and Python.
+
+Only settings live here: no paths are opened, nothing is probed. Secrets never enter a job; they
+stay in blocks or in the environment (see `tokenmill.store.StorageConfig`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tokenmill.errors import ConfigError, InputNotFoundError, UnknownKeyError
+from tokenmill.schemas import ROW_KEY, TOKEN_COLUMNS
+
+MIB = 1024 * 1024
+
+Format = Literal["auto", "parquet", "jsonl", "csv", "text"]
+
+
+class Spec(BaseModel):
+    """Common rules of all parts of a job: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StorageSpec(Spec):
+    """Where a bucket is and which saved credentials open it. Holds no secret itself."""
+
+    block: str | None = Field(None, description="Name of a saved tokenmill-storage block.")
+    endpoint_url: str | None = Field(None, description="S3 endpoint, if not the default one.")
+    region: str | None = Field(None, description="S3 region.")
+    anon: bool = Field(False, description="Read a public bucket without credentials.")
+
+
+class InputSpec(Spec):
+    """The corpus: where it is and which columns matter."""
+
+    uri: str | list[str] = Field(
+        description="File, folder, glob or list of them; a local path or any fsspec URL."
+    )
+    format: Format = Field("auto", description="auto goes by each file's name.")
+    text: str = Field("text", description="Column to tokenize. Ignored for plain text.")
+    id: str | None = Field(None, description="Your own row id, carried through as text.")
+    keep: list[str] = Field(default=[], description="Columns carried through unchanged.")
+    rows: Literal["lines", "files"] = Field(
+        "lines", description="What is a row of a plain text file: each line, or the whole file."
+    )
+    nulls: Literal["reject", "empty"] = Field(
+        "reject", description="A null text becomes a reject, or counts as an empty text."
+    )
+    encoding: str = Field("utf-8", description="Text encoding of JSONL, CSV and plain text.")
+    undecodable: Literal["reject", "replace"] = Field(
+        "reject", description="Bytes that are not text: reject the row, or put U+FFFD and count."
+    )
+    max_row_bytes: int = Field(
+        16 * MIB, ge=1024, description="A longer row becomes a reject instead of filling memory."
+    )
+    shard_bytes: int = Field(
+        8 * MIB,
+        ge=1,
+        description="Text per shard, in bytes as stored. Changing it redoes finished shards.",
+    )
+    storage: StorageSpec = StorageSpec()  # type: ignore[call-arg]
+
+
+class TokenizerSpec(Spec):
+    """How text becomes token ids."""
+
+    block: str | None = Field(None, description="Name of a saved tokenmill-tokenizer block.")
+    name: str | None = Field(
+        None, description="Folder, package:NAME/FOLDER or hub id. Default: the model's own."
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="Longest row, special tokens included. Default: the model's."
+    )
+    overflow: Literal["truncate", "reject"] = Field(
+        "truncate", description="What happens to a longer row. Both are counted."
+    )
+    truncation_side: Literal["right", "left"] = Field("right", description="The end that is cut.")
+    special_tokens_in_text: Literal["text", "parse"] = Field(
+        "text", description="A text that spells a special token: keep it as text, or obey it."
+    )
+    prompt: str | None = Field(None, description="Text put before every row.")
+    prompt_name: str | None = Field(None, description="Name of a prompt in the model's own files.")
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> TokenizerSpec:
+        if self.prompt is not None and self.prompt_name is not None:
+            raise ValueError("give prompt or prompt_name, not both")
+        return self
+
+
+class InferenceSpec(Spec):
+    """Which model runs over the tokens, and what is kept of its output."""
+
+    block: str | None = Field(None, description="Name of a saved tokenmill-model block.")
+    task: Literal["embed"] = Field("embed", description="What the model computes for each row.")
+    model: str | None = Field(None, description="Folder, package:NAME/FOLDER or hub id.")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto: fp32 on CPU, bf16 on GPUs that have it."
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto: a GPU if there is one."
+    )
+    pooling: Literal["auto", "mean", "cls", "last"] = Field(
+        "auto", description="auto: as the model's own files say."
+    )
+    normalize: bool | None = Field(None, description="Unit-length vectors. Default: as the model.")
+    dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions.")
+    dtype: Literal["float32", "float16"] = Field("float32", description="Type of stored vectors.")
+    trust_remote_code: bool = Field(
+        False, description="Run code that ships with the model. The report shows it."
+    )
+
+
+class OutputSpec(Spec):
+    """Where the tokens, results, rejects, receipts and the report go."""
+
+    uri: str = Field(description="Folder or bucket prefix that belongs to this job alone.")
+    target_part_bytes: int = Field(
+        128 * MIB, ge=1, description="Published files are compacted to about this size."
+    )
+    storage: StorageSpec = StorageSpec()  # type: ignore[call-arg]
+
+
+class AggregateSpec(Spec):
+    """What is computed over the finished results."""
+
+    group_by: list[str] = Field(default=[], description="Kept columns to group by.")
+
+
+class QualitySpec(Spec):
+    """Limits that turn a count into a failure. They never change what is computed."""
+
+    max_reject_rate: float = Field(0.01, ge=0, le=1, description="Highest share of rejected rows.")
+    max_unknown_rate: float | None = Field(
+        None, ge=0, le=1, description="Highest share of unknown tokens; above it a warning."
+    )
+
+
+class RunSpec(Spec):
+    """How fast and where. Nothing here changes a result or a shard key."""
+
+    workers: int = Field(2, ge=1, le=256, description="Shards in progress at once.")
+    on: Literal["here", "pool"] = Field("here", description="This machine, or a Prefect work pool.")
+    max_batch_tokens: int | None = Field(
+        None, ge=1, description="Token budget of a batch, padding included. Default: by device."
+    )
+    window_rows: int = Field(32_768, ge=1, description="Rows sorted together by length.")
+    threads: int | None = Field(None, ge=1, description="Compute threads. Default: all cores.")
+    gates: bool = Field(True, description="Run the Great Expectations gates.")
+
+
+class Job(Spec):
+    """What to do: one corpus, one tokenizer, one model, one output.
+
+    Example:
+        >>> job = Job.parse({"name": "docs", "input": {"uri": "docs/*.parquet"},
+        ...                  "inference": {"model": "minilm"}, "output": {"uri": "out"}})
+        >>> job.input.text, job.tokenizer.overflow
+        ('text', 'truncate')
+    """
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Names the job in receipts, reports and the Prefect UI.",
+    )
+    input: InputSpec
+    tokenizer: TokenizerSpec = TokenizerSpec()  # type: ignore[call-arg]
+    inference: InferenceSpec = InferenceSpec()  # type: ignore[call-arg]
+    output: OutputSpec
+    aggregate: AggregateSpec = AggregateSpec()  # type: ignore[call-arg]
+    quality: QualitySpec = QualitySpec()  # type: ignore[call-arg]
+    run: RunSpec = RunSpec()  # type: ignore[call-arg]
+
+    @field_validator("input")
+    @classmethod
+    def _keep_is_free(cls, value: InputSpec) -> InputSpec:
+        taken = {f.name for f in (*ROW_KEY, *TOKEN_COLUMNS)} | {"embedding"}
+        for name in value.keep:
+            if name in taken:
+                raise ValueError(f"keep: {name!r} is a column of tokenmill's own; rename it")
+        if len(set(value.keep)) < len(value.keep):
+            raise ValueError("keep: names a column twice")
+        return value
+
+    @model_validator(mode="after")
+    def _groups_are_kept(self) -> Job:
+        for name in self.aggregate.group_by:
+            if name not in self.input.keep:
+                raise ValueError(f"aggregate.group_by: {name!r} must be listed in input.keep")
+        return self
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any], source: str = "job") -> Job:
+        """Build a job from plain values.
+
+        source: where they came from, for messages.
+        Raises UnknownKeyError (naming the nearest valid key) and ConfigError.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as exc:
+            raise _as_config_error(exc, source) from exc
+
+    @classmethod
+    def load(cls, path: str | Path) -> Job:
+        """Read a job file (YAML).  Raises InputNotFoundError, UnknownKeyError, ConfigError."""
+        path = Path(path)
+        try:
+            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as exc:
+            raise InputNotFoundError(f"{path}: no such job file") from exc
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"{path}: cannot be read as a job file: {exc}") from exc
+        except yaml.YAMLError as exc:
+            raise ConfigError(f"{path}: not valid YAML: {' '.join(str(exc).split())}") from exc
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path}: a job file is a mapping with name, input, inference, output")
+        return cls.parse(data, source=str(path))
+
+
+def _as_config_error(exc: ValidationError, source: str) -> ConfigError:
+    """Turn the first of Pydantic's complaints into one line a person can act on."""
+    first = exc.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "job"
+    more = len(exc.errors()) - 1
+    rest = f" (and {more} more)" if more else ""
+    if first["type"] == "extra_forbidden":
+        valid = _keys_at(first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), valid, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(valid)}"
+        return UnknownKeyError(f"{source}: unknown key {where!r}; {hint}{rest}")
+    if first["type"] == "missing":
+        return ConfigError(f"{source}: {where!r} is missing{rest}")
+    given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
+    message = first["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{source}: {where}: {message}{given}{rest}")
+
+
+def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
+    """Valid keys of the part of the job that `loc` leads to."""
+    model: type[BaseModel] = Job
+    for part in loc:
+        annotation = model.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)

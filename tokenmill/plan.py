@@ -1,0 +1,201 @@
+"""The plan: which shards a job has, and which of them are done.
+
+Made from listings and footers alone; no text is read except the head of one file a format, to
+catch a wrong column name before any work starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from tokenmill import keys, parquet
+from tokenmill.columns import check_parquet_columns
+from tokenmill.corpus import Corpus, Slice, SourceFile, check_readable, find_corpus, group_slices
+from tokenmill.errors import ConfigError
+from tokenmill.job import InputSpec
+from tokenmill.readers import check_line_columns
+from tokenmill.receipts import part_name, receipt_name
+from tokenmill.settle import Setup
+from tokenmill.store import StorageConfig, Store, mapped, open_filesystem
+
+FOOTER_THREADS = 16
+COMPRESSION_RATIO = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """One unit of work and of retry. `results_key` is None for a job without a model."""
+
+    index: int
+    slices: tuple[Slice, ...]
+    tokens_key: str
+    results_key: str
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(piece.text_bytes for piece in self.slices)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            "slices": [piece.to_json() for piece in self.slices],
+            "tokens_key": self.tokens_key,
+            "results_key": self.results_key,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Shard:
+        return cls(**{**data, "slices": tuple(Slice.from_json(piece) for piece in data["slices"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All shards of a job in corpus order, and the files that were passed over."""
+
+    shards: tuple[Shard, ...]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(shard.text_bytes for shard in self.shards)
+
+    @property
+    def num_files(self) -> int:
+        return len({piece.file.uri for shard in self.shards for piece in shard.slices})
+
+    def keys_of(self, stage: str) -> list[str]:
+        """Keys of "tokenize" or "infer", in shard order."""
+        return [s.tokens_key if stage == "tokenize" else s.results_key for s in self.shards]
+
+
+def make_plan(setup: Setup, storage: StorageConfig) -> Plan:
+    """Find the corpus, check its columns, cut it into shards and name each.
+
+    storage: how to open the input.  Raises InputNotFoundError, ConfigError, UnreadableFileError.
+    """
+    spec = setup.job.input
+    corpus = find_corpus(spec, storage)
+    pieces = _slices(corpus, spec, storage)
+    input_options = {
+        name: getattr(spec, name)
+        for name in ("text", "id", "keep", "rows", "nulls", "encoding", "undecodable", "max_row_bytes")
+    }
+    token_options = {**input_options, **setup.tokenize.key_options()}
+    infer_options = setup.infer.key_options() if setup.infer else {}
+    return Plan(
+        shards=tuple(_shards(group_slices(pieces, spec.shard_bytes), token_options, infer_options)),
+        skipped=corpus.skipped,
+    )
+
+
+def _shards(
+    groups: Iterator[tuple[Slice, ...]], token_options: Mapping[str, Any], infer_options: Mapping[str, Any]
+) -> Iterator[Shard]:
+    for index, group in enumerate(groups):
+        tokens_key = keys.tokenize_key([piece.identity() for piece in group], token_options)
+        yield Shard(
+            index=index,
+            slices=group,
+            tokens_key=tokens_key,
+            results_key=keys.infer_key(tokens_key, infer_options),
+        )
+
+
+def _slices(corpus: Corpus, spec: InputSpec, storage: StorageConfig) -> list[Slice]:
+    """Every file's slices, columns checked."""
+    with ThreadPoolExecutor(max_workers=FOOTER_THREADS) as pool:
+        found = list(pool.map(lambda file: _file_slices(file, spec, storage), corpus.files))
+    _check_kept_types([(file, types) for file, (_, types) in zip(corpus.files, found, strict=True)])
+    heads = {piece.file.format: piece for pieces, _ in reversed(found) for piece in pieces[:1]}
+    for fmt, piece in heads.items():
+        if fmt != "parquet":
+            _check_line_format(fmt, spec)
+            check_line_columns(piece, spec, storage)
+    return [piece for pieces, _ in found for piece in pieces]
+
+
+def _check_line_format(fmt: str, spec: InputSpec) -> None:
+    if fmt == "text" and (spec.id or spec.keep):
+        raise ConfigError("input: plain text has no columns; remove input.id and input.keep")
+
+
+def _check_kept_types(found: Sequence[tuple[SourceFile, Mapping[str, pa.DataType]]]) -> None:
+    """Raises ConfigError if two files disagree on a kept column: never the first one's silently."""
+    first_file, first_types = found[0]
+    for file, types in found:
+        for name, dtype in types.items():
+            if dtype != first_types[name]:
+                raise ConfigError(
+                    f"input.keep: column {name!r} is {first_types[name]} in {first_file.uri} but {dtype} in "
+                    f"{file.uri}; make them one type or leave it out"
+                )
+
+
+def _file_slices(
+    file: SourceFile, spec: InputSpec, storage: StorageConfig
+) -> tuple[list[Slice], dict[str, pa.DataType]]:
+    check_readable(file)
+    if file.format == "parquet":
+        return _parquet_slices(file, spec, storage)
+    text_bytes = file.size_bytes * (COMPRESSION_RATIO if file.compression else 1)
+    return [Slice(file=file, text_bytes=text_bytes)], dict.fromkeys(spec.keep, pa.string())
+
+
+def _parquet_slices(
+    file: SourceFile, spec: InputSpec, storage: StorageConfig
+) -> tuple[list[Slice], dict[str, pa.DataType]]:
+    """Runs of row groups with about `shard_bytes` of text each."""
+    fs, path = open_filesystem(file.uri, storage)
+    with mapped(f"reading {file.uri}"), fs.open(path, "rb") as handle:
+        schema, metadata = parquet.read_footer(handle, file.uri)
+    types = check_parquet_columns(schema, file.uri, spec)
+    column = next(
+        i for i in range(metadata.num_columns) if metadata.schema.column(i).path.split(".")[0] == spec.text
+    )
+    slices: list[Slice] = []
+    first, first_row, row, held = 0, 0, 0, 0
+    for group in range(metadata.num_row_groups):
+        size = metadata.row_group(group).column(column).total_uncompressed_size
+        if group > first and held + size > spec.shard_bytes:
+            slices.append(_group_slice(file, first, group, first_row, row, held))
+            first, first_row, held = group, row, 0
+        held += size
+        row += metadata.row_group(group).num_rows
+    slices.append(_group_slice(file, first, metadata.num_row_groups, first_row, row, held))
+    return slices, types
+
+
+def _group_slice(file: SourceFile, first: int, stop: int, first_row: int, row: int, size: int) -> Slice:
+    return Slice(
+        file=file,
+        first_group=first,
+        num_groups=stop - first,
+        first_row=first_row,
+        num_rows=row - first_row,
+        text_bytes=size,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Todo:
+    """The shards that still need each stage, in corpus order."""
+
+    tokenize: tuple[Shard, ...]
+    infer: tuple[Shard, ...]
+
+
+def find_todo(plan: Plan, store: Store) -> Todo:
+    """Decide from three listings which shards are done: receipt there, and its part with it."""
+    present = set(store.sizes("receipts")) | set(store.sizes("tokens")) | set(store.sizes("parts"))
+
+    def is_done(stage: Any, key: str) -> bool:
+        return receipt_name(stage, key) in present and part_name(stage, key) in present
+
+    infer = tuple(s for s in plan.shards if not is_done("infer", s.results_key))
+    tokenize = tuple(s for s in plan.shards if not is_done("tokenize", s.tokens_key))
+    return Todo(tokenize=tokenize, infer=infer)

@@ -1,0 +1,217 @@
+"""What a job comes to on this machine: folders found, options settled, misfits refused.
+
+`prepare` turns a Job into a Setup before any shard starts. Only the tokenizer is loaded; the model
+is loaded by `Setup.load_backend`, where inference runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokenmill.backend import EmbedBackend
+from tokenmill.errors import ConfigError, ModelMismatchError
+from tokenmill.job import Job
+from tokenmill.model_files import (
+    EncoderRecipe,
+    ModelLimits,
+    folder_fingerprint,
+    read_limits,
+    read_recipe,
+    resolve_model,
+)
+from tokenmill.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizeSetup:
+    """Everything that decides the ids of a row."""
+
+    tokenizer: Tokenizer
+    prompt: str
+    num_prompt_tokens: int
+    max_tokens: int
+    overflow: str
+    truncation_side: str
+    lower_case: bool
+    model_vocab_size: int | None
+
+    def key_options(self) -> dict[str, Any]:
+        """What goes into the tokenize key."""
+        return {
+            "tokenizer": self.tokenizer.info.fingerprint,
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "overflow": self.overflow,
+            "truncation_side": self.truncation_side,
+            "lower_case": self.lower_case,
+            "model_vocab_size": self.model_vocab_size,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferSetup:
+    """Everything that decides the result of a token sequence."""
+
+    folder: Path
+    recipe: EncoderRecipe
+    job: Job
+    num_prompt_tokens: int
+    pad_id: int
+
+    def key_options(self) -> dict[str, Any]:
+        """What goes into the infer key."""
+        spec = self.job.inference
+        return {
+            "model": folder_fingerprint(self.folder),
+            "task": spec.task,
+            "precision": spec.precision,
+            "pooling": self.recipe.pooling,
+            "normalize": self.recipe.normalize,
+            "dimensions": spec.dimensions,
+            "dtype": spec.dtype,
+            "skipped_prompt_tokens": 0 if self.recipe.pools_prompt else self.num_prompt_tokens,
+        }
+
+    def load_backend(self) -> EmbedBackend:
+        """The model, on the device; loaded once per process.  Raises ConfigError's leaves."""
+        from tokenmill.torch_backend import load_embedder
+
+        spec = self.job.inference
+        return load_embedder(
+            self.folder,
+            device=spec.device,
+            precision=spec.precision,
+            recipe=self.recipe,
+            dimensions=spec.dimensions,
+            num_prompt_tokens=self.num_prompt_tokens,
+            pad_id=self.pad_id,
+            threads=self.job.run.threads,
+            trust_remote_code=spec.trust_remote_code,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """A job, settled. `infer` is None for a job that names no model."""
+
+    job: Job
+    tokenize: TokenizeSetup
+    infer: InferSetup | None
+
+    def need_model(self) -> InferSetup:
+        """Raises ConfigError for a job without a model."""
+        if self.infer is None:
+            raise ConfigError("inference.model is missing; name a model, or use `tokenmill tokenize`")
+        return self.infer
+
+    def describe(self) -> Mapping[str, Any]:
+        """What a plan or report says of it."""
+        info = self.tokenize.tokenizer.info
+        model = {"model": str(self.infer.folder), "pooling": self.infer.recipe.pooling} if self.infer else {}
+        return {"vocabulary": info.vocab_size, "max_tokens": self.tokenize.max_tokens, **model}
+
+
+def prepare(job: Job) -> Setup:
+    """Settle a job.  Raises ModelNotFoundError, ModelMismatchError, ConfigError."""
+    _refuse_blocks(job)
+    spec = job.inference
+    if spec.model is None and job.tokenizer.name is None:
+        raise ConfigError("inference.model is missing; name a folder, package:NAME/FOLDER or hub id")
+    folder = resolve_model(spec.model) if spec.model else None
+    recipe = _recipe(job, folder) if folder else None
+    limits = read_limits(folder) if folder else ModelLimits(vocab_size=None, positions=None)
+    tokenize = _tokenize_setup(job, folder, recipe, limits)
+    if folder is None or recipe is None:
+        return Setup(job=job, tokenize=tokenize, infer=None)
+    infer = InferSetup(
+        folder=folder,
+        recipe=recipe,
+        job=job,
+        num_prompt_tokens=tokenize.num_prompt_tokens,
+        pad_id=_pad_id(tokenize.tokenizer, limits),
+    )
+    return Setup(job=job, tokenize=tokenize, infer=infer)
+
+
+def _refuse_blocks(job: Job) -> None:
+    sections = {"tokenizer": job.tokenizer, "inference": job.inference}
+    for name, section in sections.items():
+        if section.block:
+            raise ConfigError(f"{name}.block: {section.block!r} can only be loaded under Prefect")
+
+
+def _recipe(job: Job, folder: Path) -> EncoderRecipe:
+    """The model's own recipe with what the job overrides."""
+    spec = job.inference
+    recipe = read_recipe(folder)
+    pooling = recipe.pooling if spec.pooling == "auto" else spec.pooling
+    normalize = recipe.normalize if spec.normalize is None else spec.normalize
+    return replace(recipe, pooling=pooling, normalize=normalize)
+
+
+def _tokenize_setup(
+    job: Job, folder: Path | None, recipe: EncoderRecipe | None, limits: ModelLimits
+) -> TokenizeSetup:
+    spec = job.tokenizer
+    place = resolve_model(spec.name) if spec.name else folder
+    assert place is not None  # prepare() has checked that one of the two is named
+    tokenizer = load_tokenizer(place, spec.special_tokens_in_text == "parse", job.inference.trust_remote_code)
+    prompt = _prompt(job, recipe)
+    return TokenizeSetup(
+        tokenizer=tokenizer,
+        prompt=prompt,
+        num_prompt_tokens=_num_prompt_tokens(tokenizer, prompt),
+        max_tokens=_max_tokens(job, tokenizer, recipe, limits),
+        overflow=spec.overflow,
+        truncation_side=spec.truncation_side,
+        lower_case=bool(recipe and recipe.lower_case),
+        model_vocab_size=limits.vocab_size,
+    )
+
+
+def _prompt(job: Job, recipe: EncoderRecipe | None) -> str:
+    if job.tokenizer.prompt is not None:
+        return job.tokenizer.prompt
+    prompts = dict(recipe.prompts) if recipe else {}
+    name = job.tokenizer.prompt_name or (recipe.default_prompt if recipe else None)
+    if name is None:
+        return ""
+    if name not in prompts:
+        known = ", ".join(sorted(prompts)) or "none"
+        raise ConfigError(f"tokenizer.prompt_name: the model has no prompt {name!r}; it has: {known}")
+    return prompts[name]
+
+
+def _num_prompt_tokens(tokenizer: Tokenizer, prompt: str) -> int:
+    """Tokens at the start of each row that come from the prompt, special ones before it included."""
+    if not prompt:
+        return 0
+    return len(tokenizer.info.prefix_ids) + int(tokenizer.encode([prompt]).offsets_N1[-1])
+
+
+def _max_tokens(job: Job, tokenizer: Tokenizer, recipe: EncoderRecipe | None, limits: ModelLimits) -> int:
+    asked = job.tokenizer.max_tokens
+    own = [recipe.max_tokens if recipe else None, limits.positions, tokenizer.info.max_tokens]
+    known = [limit for limit in own if limit]
+    if asked is None:
+        if not known:
+            raise ConfigError("tokenizer.max_tokens: the model states no limit; set one")
+        return min(known)
+    if limits.positions and asked > limits.positions:
+        raise ModelMismatchError(
+            f"tokenizer.max_tokens: {asked} is more than the model's {limits.positions} positions"
+        )
+    if asked <= tokenizer.info.num_special:
+        raise ConfigError(
+            f"tokenizer.max_tokens: {asked} leaves no room beside {tokenizer.info.num_special} special tokens"
+        )
+    return asked
+
+
+def _pad_id(tokenizer: Tokenizer, limits: ModelLimits) -> int:
+    """Subtle: a pad id beyond the embedding table would crash the device; any id does under a mask."""
+    pad = tokenizer.info.pad_id
+    return pad if limits.vocab_size is None or pad < limits.vocab_size else 0

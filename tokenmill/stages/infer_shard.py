@@ -1,0 +1,231 @@
+"""Stage two: a shard's tokens become results, in row order, with a receipt.
+
+    reader thread -> window sorted by length -> batches under a token budget -> backend
+        -> finite check -> back in row order -> writer thread
+
+Nothing here knows torch. Legend: N rows of a window, U distinct sequences, D dimensions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tokenmill.accounting import Counts, Histogram
+from tokenmill.backend import EmbedBackend
+from tokenmill.batches import Ints, find_uniques, pad_batch, plan_batches
+from tokenmill.errors import BackendError, OutOfMemoryError
+from tokenmill.job import Job
+from tokenmill.overlap import Stopwatch, reading_ahead, writing_behind
+from tokenmill.parquet import create_part, iter_part, part_footer
+from tokenmill.plan import Shard
+from tokenmill.progress import reporter
+from tokenmill.receipts import Receipt, part_name, peak_memory_bytes, rejects_name, write_receipt
+from tokenmill.rows import Reject
+from tokenmill.schemas import embeddings_schema, kept_columns
+from tokenmill.stages.tokenize_shard import RejectsPart, footer
+from tokenmill.store import Store
+
+Vectors = npt.NDArray[np.float32]
+
+
+def infer_shard(shard: Shard, backend: EmbedBackend, job: Job, store: Store, fingerprint: str) -> Receipt:
+    """Write the shard's results, its rejects and its receipt. Its token part must be there.
+
+    fingerprint: of the model, for the footer.  Raises DataError, StoreError, BackendError and
+    their transient leaves.
+    """
+    started = time.perf_counter()
+    tokens_name = part_name("tokenize", shard.tokens_key)
+    token_schema, _ = part_footer(store, tokens_name)
+    schema = embeddings_schema(kept_columns(token_schema), backend.info.dimensions, job.inference.dtype)
+    worker = Inferring(backend, job.run.max_batch_tokens or backend.info.default_batch_tokens)
+    watch = worker.watch
+    metadata = footer(job, "infer", shard.results_key, fingerprint)
+    with ExitStack() as stack:
+        windows = stack.enter_context(reading_ahead(_windows(store, tokens_name, job.run.window_rows)))
+        name = part_name("infer", shard.results_key)
+        part = stack.enter_context(create_part(store, name, schema, metadata))
+        rejects = RejectsPart(stack, store, rejects_name("infer", shard.results_key), shard.results_key)
+        write = stack.enter_context(writing_behind())
+        while True:
+            with watch.timing("read"):
+                window = next(windows, None)
+            if window is None:
+                break
+            vectors_ND, reasons = worker.embed(window)
+            batch, bad = _results(window, vectors_ND, reasons, schema)
+            worker.count(window, len(batch), bad)
+            with watch.timing("write"):
+                write(lambda batch=batch: part.write(batch))  # type: ignore[misc]
+                rejects.write(bad)
+        with watch.timing("write"):
+            write(lambda: None)
+    assert part.info is not None
+    worker.counts.check(f"shard {shard.index} (infer)")
+    receipt = Receipt(
+        stage="infer",
+        key=shard.results_key,
+        job=job.name,
+        shard=shard.index,
+        part=part.info,
+        rejects=rejects.info,
+        counts=worker.counts,
+        seconds={**watch.seconds, "wall": time.perf_counter() - started},
+        latency_s=worker.latency_s,
+        max_batch_tokens=worker.max_batch_tokens,
+        peak_memory_bytes=peak_memory_bytes(),
+        peak_device_memory_bytes=backend.device_memory_bytes(),
+        backend=backend.info.to_json(),
+    )
+    write_receipt(store, receipt)
+    reporter().shard_done("infer")
+    return receipt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """Rows that are sorted together: ragged ids, and the columns that go into the results."""
+
+    columns: pa.RecordBatch
+    ids: npt.NDArray[np.int32]
+    offsets_N1: Ints
+
+    @property
+    def lengths_N(self) -> Ints:
+        return np.diff(self.offsets_N1)
+
+
+def _windows(store: Store, name: str, window_rows: int) -> Iterator[Window]:
+    """Windows of exactly `window_rows` rows, the last one shorter; none for an empty part."""
+    held: list[pa.RecordBatch] = []
+    num_held = 0
+    for batch in iter_part(store, name):
+        while num_held + len(batch) >= window_rows:
+            room = window_rows - num_held
+            yield _window([*held, batch.slice(0, room)])
+            batch, held, num_held = batch.slice(room), [], 0
+        if len(batch):
+            held.append(batch)
+            num_held += len(batch)
+    if held:
+        yield _window(held)
+
+
+def _window(batches: list[pa.RecordBatch]) -> Window:
+    rows = pa.concat_batches(batches)
+    lists = rows["input_ids"]
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    ids = lists.values.to_numpy()[offsets[0] : offsets[-1]]
+    carried = [n for n in rows.schema.names if n not in ("chunk_index", "input_ids", "num_unknown")]
+    return Window(columns=rows.select(carried), ids=ids, offsets_N1=offsets - offsets[0])
+
+
+class Inferring:
+    """Runs windows through a backend. Remembers the budget that the device turned out to bear."""
+
+    def __init__(self, backend: EmbedBackend, max_batch_tokens: int) -> None:
+        self._backend = backend
+        self.max_batch_tokens = max_batch_tokens
+        self.counts, self.latency_s, self.watch = Counts(), Histogram(), Stopwatch()
+
+    def embed(self, window: Window) -> tuple[Vectors, dict[int, str]]:
+        """Vectors of all rows, shape (N, D), and the reason for each row that has none.
+
+        Equal token sequences are computed once.
+        """
+        uniques = find_uniques(window.ids, window.offsets_N1)
+        lengths_U = window.lengths_N[uniques.first_rows_U]
+        vectors_UD = np.zeros((len(lengths_U), self._backend.info.dimensions), dtype=np.float32)
+        reasons_U: dict[int, str] = {}
+        rows_of_U = np.bincount(uniques.unique_of_row_N, minlength=len(lengths_U))
+        todo = plan_batches(lengths_U, self.max_batch_tokens)[::-1]
+        while todo:
+            chosen_B = todo.pop()
+            try:
+                vectors_UD[chosen_B] = self._run(window, uniques.first_rows_U[chosen_B])
+            except OutOfMemoryError:
+                self.counts.out_of_memory += 1
+                if len(chosen_B) == 1:
+                    reasons_U[int(chosen_B[0])] = "out_of_memory"
+                    continue
+                todo = self._halve(lengths_U, [*todo, chosen_B])
+                continue
+            reporter().advance(
+                "infer", int(rows_of_U[chosen_B].sum()), int((lengths_U * rows_of_U)[chosen_B].sum())
+            )
+        for unique in np.flatnonzero(~np.isfinite(vectors_UD).all(axis=1)):
+            reasons_U[int(unique)] = "non_finite"
+        affected = np.flatnonzero(np.isin(uniques.unique_of_row_N, list(reasons_U)))
+        reasons = {int(row): reasons_U[int(uniques.unique_of_row_N[row])] for row in affected}
+        return vectors_UD[uniques.unique_of_row_N], reasons
+
+    def _run(self, window: Window, rows_B: Ints) -> Vectors:
+        ids_BL, lengths_B = pad_batch(window.ids, window.offsets_N1, rows_B, self._backend.info.pad_id)
+        start = time.perf_counter()
+        with self.watch.timing("compute"):
+            vectors_BD = self._backend.embed(ids_BL, lengths_B)
+        self.latency_s.add(time.perf_counter() - start)
+        if vectors_BD.shape != (len(rows_B), self._backend.info.dimensions):
+            raise BackendError(f"the backend gave {vectors_BD.shape} for {len(rows_B)} rows")
+        self.counts.batches += 1
+        self.counts.tokens_computed += int(lengths_B.sum())
+        self.counts.tokens_padded += ids_BL.size
+        return vectors_BD
+
+    def _halve(self, lengths_U: Ints, todo: list[Ints]) -> list[Ints]:
+        """Plan what is left under half the budget of the batch that did not fit."""
+        failed = todo[-1]
+        size = int(lengths_U[failed].max()) * len(failed)
+        self.max_batch_tokens = max(min(size, self.max_batch_tokens) // 2, 1)
+        left = np.sort(np.concatenate(todo))
+        return [left[batch] for batch in plan_batches(lengths_U[left], self.max_batch_tokens)][::-1]
+
+    def count(self, window: Window, rows_out: int, bad: list[Reject]) -> None:
+        self.counts.rows_in += len(window.lengths_N)
+        self.counts.rows_out += rows_out
+        self.counts.tokens += int(window.lengths_N.sum())
+        self.counts.rejects.update(reject.reason for reject in bad)
+
+
+DETAILS = {
+    "non_finite": "the model gave NaN or infinity",
+    "out_of_memory": "the row alone does not fit into the device's memory",
+}
+
+
+def _results(
+    window: Window, vectors_ND: Vectors, reasons: dict[int, str], schema: pa.Schema
+) -> tuple[pa.RecordBatch, list[Reject]]:
+    """Result rows of the rows that have a finite vector, and the rejects."""
+    field = schema.field("embedding")
+    cast_ND = vectors_ND.astype(field.type.value_type.to_pandas_dtype())
+    good = np.ones(len(cast_ND), dtype=bool)
+    overflowed = np.flatnonzero(~np.isfinite(cast_ND).all(axis=1))
+    reasons = {**dict.fromkeys(overflowed.tolist(), "non_finite"), **reasons}
+    good[list(reasons)] = False
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(cast_ND.reshape(-1)), type=field.type)
+    rows = pa.record_batch([*window.columns.columns, vectors], schema=schema)
+    return rows if good.all() else rows.filter(pa.array(good)), _rejects(window, reasons)
+
+
+def _rejects(window: Window, reasons: dict[int, str]) -> list[Reject]:
+    source, ordinals, ids = (window.columns[name] for name in ("source_file", "row_ordinal", "id"))
+    return [
+        Reject(
+            source_file=source[row].as_py(),
+            row_ordinal=ordinals[row].as_py(),
+            id=ids[row].as_py(),
+            stage="infer",
+            reason=reason,
+            detail=DETAILS[reason],
+            text=None,
+        )
+        for row, reason in sorted(reasons.items())
+    ]

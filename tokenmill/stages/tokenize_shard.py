@@ -1,0 +1,216 @@
+"""Stage one: the rows of a shard become a token part, rejects and a receipt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tokenmill import parquet
+from tokenmill.accounting import Counts, Histogram
+from tokenmill.job import Job
+from tokenmill.overlap import Stopwatch, reading_ahead
+from tokenmill.parquet import FileInfo, Part, create_part
+from tokenmill.plan import Shard
+from tokenmill.progress import reporter
+from tokenmill.readers import read_slice
+from tokenmill.receipts import Receipt, part_name, peak_memory_bytes, rejects_name, write_receipt
+from tokenmill.rows import SAMPLE_CHARS, Reject, RowBatch
+from tokenmill.schemas import REJECTS_SCHEMA, TOKENS_VERSION, kept_columns, tokens_schema
+from tokenmill.settle import TokenizeSetup
+from tokenmill.store import StorageConfig, Store
+from tokenmill.tokenizer import Cut, wrap_rows
+
+
+def tokenize_shard(
+    shard: Shard, setup: TokenizeSetup, job: Job, store: Store, storage: StorageConfig
+) -> Receipt:
+    """Write the shard's token part, its rejects and its receipt.
+
+    storage: how to open the input.  Raises DataError, StoreError, StoreUnavailableError.
+    """
+    started = time.perf_counter()
+    worker = _Tokenizing(setup, job)
+    watch = worker.watch
+    name = part_name("tokenize", shard.tokens_key)
+    with ExitStack() as stack:
+        batches = stack.enter_context(reading_ahead(_read(shard, job, storage)))
+        part: Part | None = None
+        rejects = RejectsPart(stack, store, rejects_name("tokenize", shard.tokens_key), shard.tokens_key)
+        while True:
+            with watch.timing("read"):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            table, bad = worker.tokenize(batch)
+            if part is None:
+                metadata = footer(job, "tokenize", shard.tokens_key, setup.tokenizer.info.fingerprint)
+                part = stack.enter_context(create_part(store, name, table.schema, metadata))
+            with watch.timing("write"):
+                part.write(table)
+                rejects.write(bad)
+            reporter().advance(
+                "tokenize", batch.rows_in, int(pa.compute.sum(table["num_tokens"]).as_py() or 0)
+            )
+    assert part is not None and part.info is not None  # every reader gives at least one batch
+    worker.counts.check(f"shard {shard.index} (tokenize)")
+    receipt = Receipt(
+        stage="tokenize",
+        key=shard.tokens_key,
+        job=job.name,
+        shard=shard.index,
+        part=part.info,
+        rejects=rejects.info,
+        counts=worker.counts,
+        seconds={**watch.seconds, "wall": time.perf_counter() - started},
+        lengths=worker.lengths,
+        peak_memory_bytes=peak_memory_bytes(),
+    )
+    write_receipt(store, receipt)
+    reporter().shard_done("tokenize")
+    return receipt
+
+
+def footer(job: Job, stage: str, key: str, made_by: str) -> dict[str, str]:
+    """Footer metadata of a part. Nothing in it differs between two runs of one shard."""
+    return {
+        "job": job.name,
+        "stage": stage,
+        "shard_key": key,
+        "fingerprint": made_by,
+        "schema_version": str(TOKENS_VERSION),
+    }
+
+
+def _read(shard: Shard, job: Job, storage: StorageConfig) -> Iterator[RowBatch]:
+    for piece in shard.slices:
+        yield from read_slice(piece, job.input, storage)
+
+
+class RejectsPart:
+    """The rejects of a shard; a file only if there are any."""
+
+    def __init__(self, stack: ExitStack, store: Store, name: str, key: str) -> None:
+        self._stack, self._store, self._name, self._key = stack, store, name, key
+        self._part: Part | None = None
+
+    def write(self, rejects: list[Reject]) -> None:
+        if not rejects:
+            return
+        if self._part is None:
+            part = create_part(self._store, self._name, REJECTS_SCHEMA, {"shard_key": self._key})
+            self._part = self._stack.enter_context(part)
+        rows = [asdict(reject) for reject in rejects]
+        self._part.write(pa.RecordBatch.from_pylist(rows, schema=REJECTS_SCHEMA))
+
+    @property
+    def info(self) -> FileInfo | None:
+        return self._part.info if self._part else None
+
+
+class _Tokenizing:
+    """Turns batches of rows into batches of token rows, counting everything."""
+
+    def __init__(self, setup: TokenizeSetup, job: Job) -> None:
+        self._setup, self._job = setup, job
+        self.counts, self.lengths, self.watch = Counts(), Histogram(), Stopwatch()
+
+    def tokenize(self, batch: RowBatch) -> tuple[pa.RecordBatch, list[Reject]]:
+        """Token rows of the good rows, and every reject of the batch."""
+        setup = self._setup
+        with self.watch.timing("compute"):
+            encoded = setup.tokenizer.encode([self._prepared(text) for text in batch.texts])
+        with self.watch.timing("pack"):
+            lengths_N = np.diff(encoded.offsets_N1) + setup.tokenizer.info.num_special
+            cut = wrap_rows(encoded, setup.tokenizer.info, setup.max_tokens, setup.truncation_side)
+            reasons = self._reasons(lengths_N, cut)
+            good = np.array([not reason for reason in reasons], dtype=bool)
+            table = _token_rows(batch.columns, cut, good, setup.tokenizer.info.unknown_id)
+            bad = batch.rejects + _rejects(batch, reasons)
+            self._count(batch, table, bad)
+        return table, sorted(bad, key=lambda reject: reject.row_ordinal)
+
+    def _prepared(self, text: str) -> str:
+        text = self._setup.prompt + text
+        return text.lower() if self._setup.lower_case else text
+
+    def _reasons(self, lengths_N: npt.NDArray[np.int64], cut: Cut) -> list[tuple[str, str] | None]:
+        """Why a row cannot go on, or None: empty, too long, or beyond the model's vocabulary."""
+        setup = self._setup
+        result: list[tuple[str, str] | None] = [None] * len(lengths_N)
+        for row in np.flatnonzero(lengths_N == 0):
+            result[row] = ("no_tokens", "the text has no tokens, and the model adds none")
+        if setup.overflow == "reject":
+            for row in np.flatnonzero(cut.num_dropped_N > 0):
+                result[row] = (
+                    "too_long",
+                    f"{lengths_N[row]} tokens, tokenizer.max_tokens is {setup.max_tokens}",
+                )
+        if setup.model_vocab_size is not None:
+            for place in np.flatnonzero(cut.ids >= setup.model_vocab_size):
+                row = int(np.searchsorted(cut.offsets_N1, place, side="right")) - 1
+                detail = f"token id {cut.ids[place]}, the model knows ids below {setup.model_vocab_size}"
+                result[row] = ("id_unknown_to_model", detail)
+        return result
+
+    def _count(self, batch: RowBatch, table: pa.RecordBatch, bad: list[Reject]) -> None:
+        counts = self.counts
+        num_tokens, dropped = (table[name].to_numpy() for name in ("num_tokens", "num_tokens_dropped"))
+        counts.rows_in += batch.rows_in
+        counts.rows_out += len(table)
+        counts.rejects.update(reject.reason for reject in bad)
+        counts.rows_blank += sum(1 for text in batch.texts if not text.strip())
+        counts.rows_scrubbed += batch.rows_scrubbed
+        counts.chars_replaced += batch.chars_replaced
+        counts.lines_blank += batch.lines_blank
+        counts.rows_truncated += int((dropped > 0).sum())
+        counts.tokens += int(num_tokens.sum())
+        counts.tokens_dropped += int(dropped.sum())
+        counts.tokens_unknown += int(table["num_unknown"].to_numpy().sum())
+        for length, rows in zip(*np.unique(num_tokens, return_counts=True), strict=True):
+            self.lengths.add(float(length), int(rows))
+
+
+def _rejects(batch: RowBatch, reasons: list[tuple[str, str] | None]) -> list[Reject]:
+    source, ordinals, ids = (batch.columns[name] for name in ("source_file", "row_ordinal", "id"))
+    return [
+        Reject(
+            source_file=source[row].as_py(),
+            row_ordinal=ordinals[row].as_py(),
+            id=ids[row].as_py(),
+            stage="tokenize",
+            reason=reason[0],
+            detail=reason[1],
+            text=batch.texts[row][:SAMPLE_CHARS],
+        )
+        for row, reason in enumerate(reasons)
+        if reason
+    ]
+
+
+def _token_rows(
+    columns: pa.RecordBatch, cut: Cut, good: npt.NDArray[np.bool_], unknown_id: int | None
+) -> pa.RecordBatch:
+    """The good rows as a batch of the token dataset."""
+    lengths_N = np.diff(cut.offsets_N1)
+    is_unknown = (cut.ids == unknown_id) if unknown_id is not None else np.zeros(len(cut.ids), bool)
+    unknown_N = np.diff(np.concatenate(([0], np.cumsum(is_unknown)))[cut.offsets_N1])
+    schema = tokens_schema(kept_columns(columns.schema))
+    values_type = schema.field("input_ids").type
+    ids = pa.ListArray.from_arrays(
+        pa.array(cut.offsets_N1.astype(np.int32)), pa.array(cut.ids), type=values_type
+    )
+    counts = [
+        pa.array(np.zeros(len(lengths_N), np.int32)),
+        ids,
+        pa.array(lengths_N.astype(np.int32)),
+        pa.array(cut.num_dropped_N),
+        pa.array(unknown_N.astype(np.int32)),
+    ]
+    whole = pa.record_batch([*columns.columns, *counts], schema=schema)
+    return whole if good.all() else whole.filter(pa.array(good))

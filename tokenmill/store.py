@@ -1,0 +1,246 @@
+"""Storage: files appear whole or not at all, on local disk and on anything fsspec opens.
+
+fsspec is the seam; tests use its memory file system and real servers. This module adds three
+things: atomic publication, fresh listings, and one table that maps foreign errors to ours.
+It does not know Parquet (see `tokenmill.parquet`) nor what the files mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from tokenmill.errors import ConfigError, StoreError, StoreUnavailableError, TokenmillError
+from tokenmill.job import StorageSpec
+
+SCRATCH = ".tmp"
+BUCKETS = ("s3", "s3a")
+
+TRANSIENT_ERRNO = frozenset(
+    {errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET}
+    | {errno.EHOSTUNREACH, errno.EINTR, errno.EIO, errno.ENETUNREACH, errno.EPIPE, errno.ETIMEDOUT}
+)
+TRANSIENT_CLASSES = frozenset(
+    {"ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"}  # aiohttp
+    | {"HTTPClientError", "ConnectionError", "EndpointConnectionError"}  # botocore
+    | {"ReadTimeoutError", "ConnectTimeoutError", "IncompleteReadError", "ResponseStreamingError"}
+    | {"ConnectionClosedError", "FSTimeoutError"}
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StorageConfig:
+    """How to open a bucket, secrets included. Runtime context: never stored, never printed."""
+
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_spec(cls, spec: StorageSpec) -> StorageConfig:
+        """The settings of a job's storage section; keys come from the environment."""
+        client = {"region_name": spec.region} if spec.region else {}
+        options = {
+            **({"endpoint_url": spec.endpoint_url} if spec.endpoint_url else {}),
+            **({"client_kwargs": client} if client else {}),
+            **({"anon": True} if spec.anon else {}),
+        }
+        return cls(options=options)
+
+
+def map_error(exc: BaseException, what: str) -> TokenmillError:
+    """The tokenmill error for a foreign storage error. `what` names the file and the action."""
+    if isinstance(exc, TokenmillError):
+        return exc
+    detail = f"{what}: {type(exc).__name__}: {exc}"
+    names = {cls.__name__ for cls in type(exc).__mro__}
+    if isinstance(exc, ConnectionError | TimeoutError) or names & TRANSIENT_CLASSES:
+        return StoreUnavailableError(detail)
+    if isinstance(exc, OSError) and exc.errno in TRANSIENT_ERRNO:
+        return StoreUnavailableError(detail)
+    if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreError(f"{what}: the disk is full; free some space and run again")
+    return StoreError(detail)
+
+
+@contextmanager
+def mapped(what: str) -> Iterator[None]:
+    """Raise foreign I/O errors of the block as StoreError or StoreUnavailableError."""
+    try:
+        yield
+    except TokenmillError:
+        raise
+    except Exception as exc:
+        if not is_storage_error(exc):
+            raise
+        raise map_error(exc, what) from exc
+
+
+def is_storage_error(exc: Exception) -> bool:
+    """Whether it comes from the operating system, fsspec, botocore or aiohttp."""
+    modules = {cls.__module__.partition(".")[0] for cls in type(exc).__mro__}
+    return isinstance(exc, OSError) or bool(modules & {"botocore", "aiobotocore", "aiohttp", "fsspec"})
+
+
+def open_filesystem(uri: str, config: StorageConfig) -> tuple[fsspec.AbstractFileSystem, str]:
+    """File system and path of a URI, without any listing cache.  Raises ConfigError.
+
+    Example: "s3://bucket/a#b.parquet" -> (S3FileSystem, "bucket/a#b.parquet"): keys are literal.
+    """
+    options = dict(config.options)
+    protocol = uri.split("://", 1)[0] if "://" in uri else "file"
+    if protocol in BUCKETS:
+        options = {"use_listings_cache": False, "default_fill_cache": False, **options}
+    else:
+        options = {}
+    try:
+        fs, path = fsspec.core.url_to_fs(uri, **options)
+    except (ValueError, ImportError) as exc:
+        raise ConfigError(f"{uri}: cannot be opened: {exc}") from exc
+    return fs, path
+
+
+def is_local(fs: fsspec.AbstractFileSystem) -> bool:
+    return isinstance(fs, LocalFileSystem)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """One output: names relative to a root folder or bucket prefix."""
+
+    fs: fsspec.AbstractFileSystem
+    root: str
+    uri: str
+
+    @classmethod
+    def open(cls, uri: str, config: StorageConfig | None = None) -> Store:
+        """Raises ConfigError for a URI that names no known kind of storage."""
+        fs, path = open_filesystem(uri, config or StorageConfig())
+        return cls(fs, path.rstrip("/"), uri.rstrip("/"))
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Size in bytes of every file below a folder, by name relative to the root.
+
+        One fresh listing; an absent folder is empty.
+        """
+        top = self.path(folder) if folder else self.root
+        with mapped(f"listing {self.uri}/{folder}"):
+            self.fs.invalidate_cache()
+            try:
+                found = self.fs.find(top, detail=True)
+            except FileNotFoundError:
+                return {}
+        skip = len(self.root) + 1
+        sizes = {str(info["name"])[skip:]: int(info["size"]) for info in found.values()}
+        return {name: size for name, size in sizes.items() if not name.startswith(f"{SCRATCH}/")}
+
+    def open_file(self, name: str) -> IO[bytes]:
+        """The file, for reading with seeks."""
+        with mapped(f"opening {self.uri}/{name}"):
+            return self.fs.open(self.path(name), "rb")  # type: ignore[no-any-return]
+
+    def read_bytes(self, name: str) -> bytes:
+        """Raises StoreError if it is not there."""
+        with mapped(f"reading {self.uri}/{name}"):
+            return self.fs.cat_file(self.path(name))  # type: ignore[no-any-return]
+
+    def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Contents by name, read by several threads. Names are literal, never globs."""
+        names = list(names)
+        with ThreadPoolExecutor(max_workers=16) as pool:
+            return dict(zip(names, pool.map(self.read_bytes, names), strict=True))
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[Path]:
+        """A local scratch file that becomes `name`, whole, when the block ends without an error.
+
+        Local: flushed to disk and renamed.  Remote: uploaded by one put; a failed upload and an
+        exception in the block leave no object.
+        """
+        scratch_dir = Path(self.root) / SCRATCH if is_local(self.fs) else Path(tempfile.gettempdir())
+        scratch = scratch_dir / f"tokenmill-{uuid.uuid4().hex}"
+        with mapped(f"writing {self.uri}/{name}"):
+            scratch_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                yield scratch
+                self._publish(scratch, name)
+            finally:
+                scratch.unlink(missing_ok=True)
+
+    def _publish(self, scratch: Path, name: str) -> None:
+        if not is_local(self.fs):
+            self.fs.put_file(str(scratch), self.path(name))
+            return
+        target = Path(self.path(name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())
+        scratch.replace(target)
+        _sync_folder(target.parent)
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Replace or create a file in one step."""
+        with self.create(name) as scratch:
+            scratch.write_bytes(data)
+
+    def copy(self, source: str, target: str) -> None:
+        """A second name for a finished file: a hard link where possible, else a copy."""
+        with mapped(f"copying {self.uri}/{source}"):
+            if not is_local(self.fs):
+                self.fs.copy(self.path(source), self.path(target))
+                return
+        with self.create(target) as scratch:
+            try:
+                os.link(self.path(source), scratch)
+            except OSError:  # a file system without links
+                shutil.copyfile(self.path(source), scratch)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Delete files; one that is already gone is fine."""
+        for name in names:
+            with mapped(f"deleting {self.uri}/{name}"):
+                try:
+                    self.fs.rm_file(self.path(name))
+                except FileNotFoundError:
+                    continue
+
+    def clear_scratch(self, older_than_s: float) -> None:
+        """Delete scratch files that a killed run left on a local disk."""
+        scratch_dir = Path(self.root) / SCRATCH
+        if not is_local(self.fs) or not scratch_dir.is_dir():
+            return
+        now = _clock_of(scratch_dir)
+        for path in scratch_dir.iterdir():
+            with mapped(f"deleting {path}"):
+                if now - path.stat().st_mtime >= older_than_s:
+                    path.unlink(missing_ok=True)
+        if not any(scratch_dir.iterdir()):
+            scratch_dir.rmdir()
+
+
+def _clock_of(folder: Path) -> float:
+    """The file system's own time, which may differ from this machine's."""
+    with tempfile.NamedTemporaryFile(dir=folder) as probe:
+        return os.stat(probe.name).st_mtime
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,168 @@
+"""Text to token ids, exactly as the model expects them, in Rust batches.
+
+One Protocol, one adapter over Hugging Face's fast tokenizers. Truncation is done here, not in the
+tokenizer, so that every dropped token is counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import ModelMismatchError, ModelNotFoundError
+
+Int32s = npt.NDArray[np.int32]
+
+PROBES = ("a", "A b c.", "", "été 漢字 😀")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """Ragged ids without special tokens: row r is ids[offsets[r]:offsets[r+1]]."""
+
+    ids: Int32s
+    offsets_N1: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerInfo:
+    """What the engine must know of a tokenizer."""
+
+    fingerprint: str
+    prefix_ids: tuple[int, ...]
+    suffix_ids: tuple[int, ...]
+    unknown_id: int | None
+    pad_id: int
+    vocab_size: int
+    max_tokens: int | None
+
+    @property
+    def num_special(self) -> int:
+        """Special tokens around each row."""
+        return len(self.prefix_ids) + len(self.suffix_ids)
+
+
+class Tokenizer(Protocol):
+    """The whole contract."""
+
+    @property
+    def info(self) -> TokenizerInfo: ...
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """All ids of each text, special tokens not added, nothing cut."""
+        ...
+
+
+class HuggingFaceTokenizer:
+    """A fast tokenizer of `transformers`; `encode` releases the GIL and uses all cores."""
+
+    def __init__(self, fast: Any, parse_special_tokens: bool) -> None:
+        self._backend = fast.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = not parse_special_tokens
+        prefix, suffix = _special_template(self._backend)
+        pad = fast.pad_token_id
+        longest = fast.model_max_length
+        self.info = TokenizerInfo(
+            fingerprint=_fingerprint(self._backend, prefix, suffix),
+            prefix_ids=prefix,
+            suffix_ids=suffix,
+            unknown_id=fast.unk_token_id,
+            pad_id=pad if pad is not None else (fast.eos_token_id or 0),
+            vocab_size=len(fast),
+            max_tokens=longest if longest and longest < 10**9 else None,
+        )
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        rows = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        lists = [row.ids for row in rows]
+        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum([len(ids) for ids in lists], out=offsets[1:])
+        flat = np.fromiter((i for ids in lists for i in ids), np.int32, count=int(offsets[-1]))
+        return Encoded(ids=flat, offsets_N1=offsets)
+
+
+def _special_template(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids put before and after every row.  Raises ModelMismatchError if it is not that simple."""
+    whole = backend.encode("a", add_special_tokens=True).ids
+    inner = backend.encode("a", add_special_tokens=False).ids
+    starts = [i for i in range(len(whole) - len(inner) + 1) if whole[i : i + len(inner)] == inner]
+    for start in starts:
+        prefix, suffix = whole[:start], whole[start + len(inner) :]
+        if all(_wraps(backend, prefix, suffix, text) for text in PROBES):
+            return tuple(prefix), tuple(suffix)
+    raise ModelMismatchError("tokenizer: its special tokens are not a fixed prefix and suffix")
+
+
+def _wraps(backend: Any, prefix: list[int], suffix: list[int], text: str) -> bool:
+    inner = backend.encode(text, add_special_tokens=False).ids
+    return bool(backend.encode(text, add_special_tokens=True).ids == [*prefix, *inner, *suffix])
+
+
+def _fingerprint(backend: Any, prefix: Sequence[int], suffix: Sequence[int]) -> str:
+    """Hash of everything that decides ids: vocabulary, merges, normaliser, template."""
+    text = f"{backend.to_str()} {list(prefix)} {list(suffix)} {backend.encode_special_tokens}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+@functools.lru_cache(maxsize=8)
+def load_tokenizer(
+    folder: Path, parse_special_tokens: bool, trust_remote_code: bool = False
+) -> HuggingFaceTokenizer:
+    """A tokenizer from a local folder; no network.  Raises ModelNotFoundError, ModelMismatchError."""
+    from transformers import AutoTokenizer
+
+    try:
+        fast = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust_remote_code, use_fast=True
+        )
+    except (OSError, ValueError, KeyError, ImportError) as exc:
+        raise ModelNotFoundError(f"tokenizer {folder}: cannot be loaded: {_first_line(exc)}") from exc
+    if not getattr(fast, "is_fast", False):
+        raise ModelMismatchError(f"tokenizer {folder}: has no fast (Rust) form; convert it to tokenizer.json")
+    return HuggingFaceTokenizer(fast, parse_special_tokens)
+
+
+def _first_line(exc: BaseException) -> str:
+    lines = str(exc).strip().splitlines()
+    return lines[0] if lines else type(exc).__name__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """Ragged ids with special tokens, ready for the model, and what was dropped of each row."""
+
+    ids: Int32s
+    offsets_N1: npt.NDArray[np.int64]
+    num_dropped_N: npt.NDArray[np.int32]
+
+
+def wrap_rows(encoded: Encoded, info: TokenizerInfo, max_tokens: int, side: str) -> Cut:
+    """Cut each row to max_tokens, special tokens included, and put those around it.
+
+    side: "right" drops the end of a row, "left" its beginning.  max_tokens >= info.num_special.
+    Example: [CLS] [SEP] around ids 1..5 with max_tokens 4, right -> [CLS] 1 2 [SEP], 3 dropped
+    """
+    lengths_N = np.diff(encoded.offsets_N1)
+    kept_N = np.minimum(lengths_N, max_tokens - info.num_special)
+    starts_N = encoded.offsets_N1[:-1] + (lengths_N - kept_N if side == "left" else 0)
+    offsets = np.zeros(len(kept_N) + 1, dtype=np.int64)
+    np.cumsum(kept_N + info.num_special, out=offsets[1:])
+    ids = np.empty(int(offsets[-1]), dtype=np.int32)
+    for place, token in enumerate(info.prefix_ids):
+        ids[offsets[:-1] + place] = token
+    for place, token in enumerate(info.suffix_ids):
+        ids[offsets[1:] - len(info.suffix_ids) + place] = token
+    within = np.arange(int(kept_N.sum())) - np.repeat(np.cumsum(kept_N) - kept_N, kept_N)
+    ids[np.repeat(offsets[:-1] + len(info.prefix_ids), kept_N) + within] = encoded.ids[
+        np.repeat(starts_N, kept_N) + within
+    ]
+    return Cut(ids=ids, offsets_N1=offsets, num_dropped_N=(lengths_N - kept_N).astype(np.int32))
