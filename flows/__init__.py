@@ -1,0 +1,1 @@
+"""Prefect flows: wiring only. The command `tokenmill` is in `flows.cli`."""

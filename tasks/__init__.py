@@ -1,0 +1,1 @@
+"""Prefect tasks: retries, artifacts, and one thin function around one engine call each."""

@@ -6,6 +6,7 @@ Legend: N rows of a window, B rows of a batch, L longest row of a batch in token
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ def find_uniques(ids: npt.NDArray[np.int32], offsets_N1: Ints) -> Uniques:
     unique_of_row = np.empty(len(offsets_N1) - 1, dtype=np.int64)
     raw, width = ids.tobytes(), ids.itemsize
     bounds = (offsets_N1 * width).tolist()
-    for row, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for row, (start, stop) in enumerate(pairwise(bounds)):
         number = seen.setdefault(raw[start:stop], len(first_rows))
         if number == len(first_rows):
             first_rows.append(row)

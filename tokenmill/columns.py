@@ -39,4 +39,4 @@ def _value_type(dtype: pa.DataType) -> pa.DataType:
 def _holds_text(dtype: pa.DataType) -> bool:
     t = pa.types
     is_string = t.is_string(dtype) or t.is_large_string(dtype) or t.is_string_view(dtype)
-    return is_string or t.is_binary(dtype) or t.is_large_binary(dtype) or t.is_null(dtype)
+    return bool(is_string or t.is_binary(dtype) or t.is_large_binary(dtype) or t.is_null(dtype))

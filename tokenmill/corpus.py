@@ -165,7 +165,7 @@ def _source_file(
         )
     local = is_local(fs)
     if local:
-        stat = os.stat(path)
+        stat = Path(path).stat()
         size, version = stat.st_size, f"mtime:{stat.st_mtime_ns}"
     else:
         size, version = int(entry["size"]), _remote_version(entry)

@@ -13,7 +13,14 @@ from functools import partial
 
 from tokenmill.backend import EmbedBackend
 from tokenmill.job import Job
-from tokenmill.manifest import Manifest, check_owner, claim_output, plan_fingerprint, read_manifest
+from tokenmill.manifest import (
+    Manifest,
+    check_owner,
+    claim_output,
+    claimed_plan,
+    plan_fingerprint,
+    read_manifest,
+)
 from tokenmill.plan import Plan, Shard, Todo, find_todo, make_plan
 from tokenmill.receipts import Receipt, Stage
 from tokenmill.schedule import pipelined
@@ -66,6 +73,11 @@ class Run:
         plan = make_plan(self.setup, self.storages.input)
         check_owner(self.store, self.job)
         return plan
+
+    def claimed_plan(self) -> Plan:
+        """The shards that the output was claimed for.  Raises ConfigError, OutputError."""
+        check_owner(self.store, self.job)
+        return claimed_plan(self.store, self.setup)
 
     def todo(self, plan: Plan) -> Todo:
         return find_todo(plan, self.store)

@@ -65,7 +65,7 @@ class InputSpec(Spec):
         ge=1,
         description="Text per shard, in bytes as stored. Changing it redoes finished shards.",
     )
-    storage: StorageSpec = StorageSpec()  # type: ignore[call-arg]
+    storage: StorageSpec = StorageSpec()
 
 
 class TokenizerSpec(Spec):
@@ -125,7 +125,7 @@ class OutputSpec(Spec):
     target_part_bytes: int = Field(
         128 * MIB, ge=1, description="Published files are compacted to about this size."
     )
-    storage: StorageSpec = StorageSpec()  # type: ignore[call-arg]
+    storage: StorageSpec = StorageSpec()
 
 
 class AggregateSpec(Spec):
@@ -171,12 +171,12 @@ class Job(Spec):
         description="Names the job in receipts, reports and the Prefect UI.",
     )
     input: InputSpec
-    tokenizer: TokenizerSpec = TokenizerSpec()  # type: ignore[call-arg]
-    inference: InferenceSpec = InferenceSpec()  # type: ignore[call-arg]
+    tokenizer: TokenizerSpec = TokenizerSpec()
+    inference: InferenceSpec = InferenceSpec()
     output: OutputSpec
-    aggregate: AggregateSpec = AggregateSpec()  # type: ignore[call-arg]
-    quality: QualitySpec = QualitySpec()  # type: ignore[call-arg]
-    run: RunSpec = RunSpec()  # type: ignore[call-arg]
+    aggregate: AggregateSpec = AggregateSpec()
+    quality: QualitySpec = QualitySpec()
+    run: RunSpec = RunSpec()
 
     @field_validator("input")
     @classmethod

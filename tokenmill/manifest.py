@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.accounting import Counts
-from tokenmill.errors import DataError, OutputError, StoreError, StoreUnavailableError
+from tokenmill.errors import ConfigError, DataError, OutputError, StoreError, StoreUnavailableError
 from tokenmill.job import Job
 from tokenmill.keys import fingerprint
 from tokenmill.parquet import FileInfo
-from tokenmill.plan import Plan
+from tokenmill.plan import Plan, plan_from_keys
 from tokenmill.receipts import encode_json
+from tokenmill.settle import Setup
 from tokenmill.store import Store
 
 MANIFEST_VERSION = 1
@@ -114,7 +115,10 @@ def _read(store: Store, name: str) -> dict[str, Any] | None:
 
 
 def check_owner(store: Store, job: Job) -> None:
-    """Raises OutputError if the output belongs to another job, or to nobody but is not empty."""
+    """Raises OutputError if the output belongs to another job, or to nobody but is not empty, or
+    cannot be written.
+    """
+    store.check_writable()
     claim = read_job_file(store)
     if claim is not None:
         if claim.get("name") != job.name:
@@ -129,11 +133,23 @@ def check_owner(store: Store, job: Job) -> None:
         )
 
 
+def claimed_plan(store: Store, setup: Setup) -> Plan:
+    """The shards that the output was claimed for: keys only, no slices.
+
+    Later stages use it in place of a new plan, so that files that arrive meanwhile change nothing.
+    Raises ConfigError if nothing claims the output, or if the job has changed since.
+    """
+    claim = read_job_file(store)
+    if claim is None:
+        raise ConfigError(f"{store.uri}: no {JOB_FILE} here; run the job, or `tokenmill tokenize`, first")
+    return plan_from_keys(setup, [tokens_key for tokens_key, _ in claim["shards"]], claim["options"])
+
+
 def claim_output(store: Store, job: Job, plan: Plan) -> None:
     """Make the output this job's own and note its shards.  Raises OutputError."""
     check_owner(store, job)
     shards: Sequence[list[str]] = [[shard.tokens_key, shard.results_key] for shard in plan.shards]
-    claim = {"name": job.name, "job": job.model_dump(mode="json"), "shards": shards}
+    claim = {"name": job.name, "job": job.model_dump(mode="json"), "options": plan.options, "shards": shards}
     data = encode_json(claim)
     if _read(store, JOB_FILE) == json.loads(data):
         return

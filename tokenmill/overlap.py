@@ -54,8 +54,7 @@ def reading_ahead(items: Iterable[T]) -> Iterator[Iterator[T]]:
             for item in items:
                 if not offer(lambda item=item: item):  # type: ignore[misc]
                     return
-        except BaseException as exc:
-            # Not swallowed: raised again in the consuming thread.
+        except BaseException as exc:  # noqa: BLE001 - raised again in the consuming thread
             error = exc
             offer(lambda: _raise(error))
         offer(None)

@@ -69,7 +69,7 @@ class PartWriter:
 def _fixed_row_bytes(schema: pa.Schema) -> int:
     """Bytes of a row's vectors: the only columns that can make row groups too large by themselves."""
     vectors = [f.type for f in schema if pa.types.is_fixed_size_list(f.type)]
-    return max(1, sum(t.list_size * t.value_type.bit_width // 8 for t in vectors))
+    return max(1, *(int(t.list_size * t.value_type.bit_width // 8) for t in vectors))
 
 
 class Part:
@@ -107,7 +107,7 @@ def _parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
         compression="zstd",
         compression_level=3,
         use_dictionary=[f.name for f in schema if f.name not in plain],
-        column_encoding={name: "BYTE_STREAM_SPLIT" for name in floats} or None,
+        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT") or None,
         write_page_checksum=True,
         write_statistics=[f.name for f in schema if f.name not in plain],
         store_schema=True,
@@ -154,13 +154,12 @@ def iter_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Rows of a Parquet file in order, a bounded number at a time."""
     with open_parquet(file, what) as parquet:
-        for batch in parquet.iter_batches(
+        yield from parquet.iter_batches(
             batch_size=batch_rows,
             row_groups=list(row_groups) if row_groups is not None else None,
             columns=list(columns) if columns is not None else None,
             use_threads=False,
-        ):
-            yield batch
+        )
 
 
 def iter_part(store: Store, name: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:

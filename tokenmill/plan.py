@@ -58,6 +58,7 @@ class Plan:
     """All shards of a job in corpus order, and the files that were passed over."""
 
     shards: tuple[Shard, ...]
+    options: str
     skipped: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -81,16 +82,41 @@ def make_plan(setup: Setup, storage: StorageConfig) -> Plan:
     spec = setup.job.input
     corpus = find_corpus(spec, storage)
     pieces = _slices(corpus, spec, storage)
-    input_options = {
-        name: getattr(spec, name)
-        for name in ("text", "id", "keep", "rows", "nulls", "encoding", "undecodable", "max_row_bytes")
-    }
-    token_options = {**input_options, **setup.tokenize.key_options()}
+    token_options = _token_options(setup)
     infer_options = setup.infer.key_options() if setup.infer else {}
     return Plan(
         shards=tuple(_shards(group_slices(pieces, spec.shard_bytes), token_options, infer_options)),
+        options=keys.fingerprint(token_options),
         skipped=corpus.skipped,
     )
+
+
+INPUT_OPTIONS = ("text", "id", "keep", "rows", "nulls", "encoding", "undecodable", "max_row_bytes")
+
+
+def _token_options(setup: Setup) -> dict[str, Any]:
+    """Every option of the job that changes a token part."""
+    spec = setup.job.input
+    return {**{name: getattr(spec, name) for name in INPUT_OPTIONS}, **setup.tokenize.key_options()}
+
+
+def plan_from_keys(setup: Setup, tokens_keys: Sequence[str], options: str) -> Plan:
+    """The plan of shards that are tokenized already: keys only, no slices.
+
+    options: `Plan.options` when they were tokenized.
+    Raises ConfigError if the job has changed since in a way that changes token ids.
+    """
+    if options != keys.fingerprint(_token_options(setup)):
+        raise ConfigError(
+            "the job's input or tokenizer options changed since it was tokenized; "
+            "run `tokenmill tokenize` again"
+        )
+    infer_options = setup.infer.key_options() if setup.infer else {}
+    shards = (
+        Shard(index=index, slices=(), tokens_key=key, results_key=keys.infer_key(key, infer_options))
+        for index, key in enumerate(tokens_keys)
+    )
+    return Plan(shards=tuple(shards), options=options)
 
 
 def _shards(

@@ -26,18 +26,19 @@ class Reporter(Protocol):
 
 class _Silent:
     def advance(self, stage: str, rows: int, tokens: int) -> None:
-        return None
+        del stage, rows, tokens
 
     def shard_done(self, stage: str) -> None:
-        return None
+        del stage
 
 
-_reporter: ContextVar[Reporter] = ContextVar("tokenmill_reporter", default=_Silent())
+_SILENT = _Silent()
+_reporter: ContextVar[Reporter | None] = ContextVar("tokenmill_reporter", default=None)
 
 
 def reporter() -> Reporter:
     """The reporter of this context."""
-    return _reporter.get()
+    return _reporter.get() or _SILENT
 
 
 @contextmanager

@@ -337,8 +337,8 @@ def _csv_row(
         if len(clean) > spec.max_row_bytes:
             builder.reject(ordinal, "row_too_large", _too_large(spec), row_id, clean)
             return
-        printable = [None if value is None else printable(value) for value in kept]
-        builder.add(ordinal, clean, row_id and printable(row_id), printable)
+        shown = [None if value is None else printable(value) for value in kept]
+        builder.add(ordinal, clean, row_id and printable(row_id), shown)
 
     return take
 

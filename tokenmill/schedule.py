@@ -62,7 +62,7 @@ def pipelined(
                 free[stage] -= 1
                 running += 1
                 done = Finished(stage=stage, shard=shard, future=future)
-                future.add_done_callback(lambda _, done=done: ended.put(done))
+                future.add_done_callback(_announcer(ended, done))
         if not running:
             return
         finished = ended.get()
@@ -71,3 +71,7 @@ def pipelined(
         if finished.stage == "tokenize" and finished.shard.index in wanted and succeeded(finished.future):
             waiting["infer"].append(finished.shard)
         yield finished
+
+
+def _announcer(ended: queue.SimpleQueue[Finished[F]], done: Finished[F]) -> Callable[[object], None]:
+    return lambda _: ended.put(done)

@@ -36,11 +36,8 @@ REJECT_COLUMNS = (
     pa.field("text", pa.string()),
 )
 
-RESERVED = frozenset(
-    [f.name for f in ROW_KEY + TOKEN_COLUMNS + REJECT_COLUMNS]
-    + ["embedding", "label", "score", "scores", "nll", "num_scored", "perplexity"]
-    + ["finish_reason", "num_prompt_tokens", "num_output_tokens", "num_rows"]
-)
+RESERVED = frozenset(f.name for f in ROW_KEY + TOKEN_COLUMNS) | {"embedding"}
+GROUP_COLUMNS = frozenset({"num_rows", "num_tokens", "mean_tokens", "centroid"})
 
 FLOATS: Mapping[str, pa.DataType] = {"float32": pa.float32(), "float16": pa.float16()}
 

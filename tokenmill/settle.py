@@ -137,10 +137,10 @@ def prepare(job: Job) -> Setup:
 
 
 def _refuse_blocks(job: Job) -> None:
-    sections = {"tokenizer": job.tokenizer, "inference": job.inference}
-    for name, section in sections.items():
-        if section.block:
-            raise ConfigError(f"{name}.block: {section.block!r} can only be loaded under Prefect")
+    blocks = {"tokenizer": job.tokenizer.block, "inference": job.inference.block}
+    for name, block in blocks.items():
+        if block:
+            raise ConfigError(f"{name}.block: {block!r} can only be loaded under Prefect")
 
 
 def _recipe(job: Job, folder: Path) -> EncoderRecipe:

@@ -22,7 +22,7 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from tokenmill.errors import ConfigError, StoreError, StoreUnavailableError, TokenmillError
+from tokenmill.errors import ConfigError, OutputError, StoreError, StoreUnavailableError, TokenmillError
 from tokenmill.job import StorageSpec
 
 SCRATCH = ".tmp"
@@ -127,6 +127,18 @@ class Store:
         """Raises ConfigError for a URI that names no known kind of storage."""
         fs, path = open_filesystem(uri, config or StorageConfig())
         return cls(fs, path.rstrip("/"), uri.rstrip("/"))
+
+    def check_writable(self) -> None:
+        """Raises OutputError if a local output cannot be made. Writes nothing; remote ones pass."""
+        if not is_local(self.fs):
+            return
+        folder = Path(self.root)
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        if not folder.is_dir():
+            raise OutputError(f"output.uri: {self.uri}: {folder} is a file; choose another folder")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OutputError(f"output.uri: {self.uri}: {folder} is not writable; choose another folder")
 
     def path(self, name: str) -> str:
         return f"{self.root}/{name}"
@@ -234,7 +246,7 @@ class Store:
 def _clock_of(folder: Path) -> float:
     """The file system's own time, which may differ from this machine's."""
     with tempfile.NamedTemporaryFile(dir=folder) as probe:
-        return os.stat(probe.name).st_mtime
+        return Path(probe.name).stat().st_mtime
 
 
 def _sync_folder(folder: Path) -> None:

@@ -52,7 +52,8 @@ def collect(plan: Plan, store: Store) -> Finished:
     for before, after in zip(tokenize, infer, strict=True):
         if before.counts.rows_out != after.counts.rows_in:
             raise AccountingError(
-                f"shard {before.shard}: {before.counts.rows_out} rows tokenized, {after.counts.rows_in} inferred"
+                f"shard {before.shard}: {before.counts.rows_out} rows tokenized, "
+                f"{after.counts.rows_in} inferred"
             )
     return Finished(tokenize=tokenize, infer=infer, counts=job_counts(tokenize, infer))
 
@@ -82,7 +83,8 @@ def check_reject_limit(counts: Counts, job: Job) -> None:
     if counts.reject_rate > limit:
         reasons = ", ".join(f"{reason} {n}" for reason, n in counts.rejects.most_common())
         raise RejectLimitError(
-            f"{counts.rows_rejected} of {counts.rows_in} rows rejected ({counts.reject_rate:.2%}: {reasons}), "
+            f"{counts.rows_rejected} of {counts.rows_in} rows rejected "
+            f"({counts.reject_rate:.2%}: {reasons}), "
             f"quality.max_reject_rate is {limit:.2%}; not published. See rejects/, or raise the limit and "
             "run again: finished shards are kept"
         )

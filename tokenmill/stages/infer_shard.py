@@ -98,7 +98,7 @@ class Window:
     offsets_N1: Ints
 
     @property
-    def lengths_N(self) -> Ints:
+    def lengths_N(self) -> Ints:  # noqa: N802 (a shape suffix)
         return np.diff(self.offsets_N1)
 
 

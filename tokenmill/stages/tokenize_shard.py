@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenmill import parquet
 from tokenmill.accounting import Counts, Histogram
 from tokenmill.job import Job
 from tokenmill.overlap import Stopwatch, reading_ahead
@@ -57,7 +56,8 @@ def tokenize_shard(
             reporter().advance(
                 "tokenize", batch.rows_in, int(pa.compute.sum(table["num_tokens"]).as_py() or 0)
             )
-    assert part is not None and part.info is not None  # every reader gives at least one batch
+    assert part is not None  # every reader gives at least one batch
+    assert part.info is not None
     worker.counts.check(f"shard {shard.index} (tokenize)")
     receipt = Receipt(
         stage="tokenize",
@@ -153,7 +153,7 @@ class _Tokenizing:
                 )
         if setup.model_vocab_size is not None:
             for place in np.flatnonzero(cut.ids >= setup.model_vocab_size):
-                row = int(np.searchsorted(cut.offsets_N1, place, side="right")) - 1
+                row = np.searchsorted(cut.offsets_N1, place, side="right") - 1
                 detail = f"token id {cut.ids[place]}, the model knows ids below {setup.model_vocab_size}"
                 result[row] = ("id_unknown_to_model", detail)
         return result

@@ -1,0 +1,46 @@
+"""Stage two alone: token parts that are there become result parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+
+from flows.outcome import stage_state
+from flows.progress_lines import reporting
+from flows.shard_runs import bounded_runner, run_shards
+from tasks.dataset_tasks import gate_results
+from tasks.runs import job_data, open_run
+from tokenmill.errors import ConfigError
+from tokenmill.job import Job
+from tokenmill.plan import Todo
+
+
+@flow(name="run-inference", flow_run_name="{job.name}", task_runner=bounded_runner(), persist_result=False)
+def run_inference(job: Job) -> State[dict[str, Any]]:
+    """Run the model over tokenized shards that have no results yet, and check the results.
+
+    Reads no corpus: it works where only the output is reachable.
+
+    Args:
+        job: What to do. See the README, "The job file".
+    """
+    run = open_run(job)
+    run.setup.need_model()
+    plan = run.claimed_plan()
+    run.claim(plan)
+    todo = run.todo(plan)
+    unready = {shard.index for shard in todo.tokenize}
+    ready = tuple(shard for shard in todo.infer if shard.index not in unready)
+    if unready and not ready:
+        raise ConfigError(
+            f"{run.store.uri}: {len(unready)} shards are not tokenized; run `tokenmill tokenize` first"
+        )
+    data = job_data(job)
+    with reporting(plan, Todo(tokenize=(), infer=ready)):
+        outcome = run_shards(run, data, Todo(tokenize=(), infer=ready))
+    outcome.raise_first(len(plan.shards))
+    if job.run.gates and ready and len(ready) == len(todo.infer):
+        gate_results(data)
+    return stage_state(run, plan, "infer", outcome.figures)

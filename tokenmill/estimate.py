@@ -1,0 +1,101 @@
+"""What a job would cost: rows and tokens from a sample, seconds from a short probe of this machine.
+
+Reads the head of a few shards, writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenmill.accounting import per_second
+from tokenmill.batches import pad_batch, plan_batches
+from tokenmill.engine import Run
+from tokenmill.plan import Plan, Shard
+from tokenmill.readers import read_slice
+from tokenmill.tokenizer import Cut, wrap_rows
+
+SAMPLE_SHARDS = 4
+SAMPLE_ROWS = 256
+PROBE_S = 2.0
+
+
+def estimate(run: Run, *, probe: bool = True) -> dict[str, Any]:
+    """Shards, what is done, tokens and seconds of what is left, as plain values.
+
+    probe: also run the model on a sample for about two seconds.  Raises ConfigError's leaves.
+    """
+    plan = run.plan()
+    todo = run.todo(plan)
+    texts, sample_bytes = _sample(run, plan)
+    cut, tokenize_rate = _tokenize(run, texts)
+    tokens_per_byte = int(cut.offsets_N1[-1]) / sample_bytes if sample_bytes else 0.0
+    infer_rate = _infer_rate(run, cut) if probe and run.setup.infer and texts else None
+    tokenize_left, infer_left = (_tokens(shards, tokens_per_byte) for shards in (todo.tokenize, todo.infer))
+    seconds = per_second(tokenize_left, tokenize_rate) + per_second(infer_left, infer_rate or 0.0)
+    return {
+        "job": run.job.name,
+        "output": run.store.uri,
+        **run.setup.describe(),
+        "files": plan.num_files,
+        "skipped": dict(plan.skipped),
+        "text_bytes": plan.text_bytes,
+        "shards": len(plan.shards),
+        "shards_tokenized": len(plan.shards) - len(todo.tokenize),
+        "shards_inferred": len(plan.shards) - len(todo.infer),
+        "published": run.is_published(plan),
+        "tokens_estimate": _tokens(plan.shards, tokens_per_byte),
+        "tokens_left_estimate": infer_left,
+        "share_truncated_in_sample": round(float((cut.num_dropped_N > 0).mean()), 4) if texts else 0.0,
+        "tokenize_tokens_per_second": round(tokenize_rate, 1),
+        "infer_tokens_per_second": round(infer_rate, 1) if infer_rate else None,
+        "seconds_estimate": round(seconds),
+    }
+
+
+def _tokens(shards: Sequence[Shard], tokens_per_byte: float) -> int:
+    return round(sum(shard.text_bytes for shard in shards) * tokens_per_byte)
+
+
+def _sample(run: Run, plan: Plan) -> tuple[list[str], int]:
+    """First rows of shards spread over the corpus, and their size in bytes."""
+    step = max(1, len(plan.shards) // SAMPLE_SHARDS)
+    texts: list[str] = []
+    for shard in plan.shards[::step][:SAMPLE_SHARDS]:
+        texts += _first_texts(run, shard)
+    return texts, sum(len(text.encode("utf-8", "replace")) for text in texts)
+
+
+def _first_texts(run: Run, shard: Shard) -> list[str]:
+    for batch in read_slice(shard.slices[0], run.job.input, run.storages.input):
+        if batch.texts:
+            return batch.texts[:SAMPLE_ROWS]
+    return []
+
+
+def _tokenize(run: Run, texts: Sequence[str]) -> tuple[Cut, float]:
+    setup = run.setup.tokenize
+    start = time.perf_counter()
+    encoded = setup.tokenizer.encode([setup.prompt + text for text in texts])
+    cut = wrap_rows(encoded, setup.tokenizer.info, setup.max_tokens, setup.truncation_side)
+    return cut, per_second(int(cut.offsets_N1[-1]), time.perf_counter() - start)
+
+
+def _infer_rate(run: Run, cut: Cut) -> float:
+    """Tokens per second of the model over batches of the sample, after one to warm up."""
+    backend = run.setup.need_model().load_backend()
+    budget = run.job.run.max_batch_tokens or backend.info.default_batch_tokens
+    batches = plan_batches(np.diff(cut.offsets_N1), budget)
+    padded = [pad_batch(cut.ids, cut.offsets_N1, rows, backend.info.pad_id) for rows in batches]
+    backend.embed(*padded[0])
+    tokens, start = 0, time.perf_counter()
+    # Subtle: batches are sorted by length, so a probe cut short must take them from everywhere.
+    for ids_BL, lengths_B in padded[:: max(1, len(padded) // 16)]:
+        backend.embed(ids_BL, lengths_B)
+        tokens += int(lengths_B.sum())
+        if time.perf_counter() - start > PROBE_S:
+            break
+    return per_second(tokens, time.perf_counter() - start)

@@ -1,0 +1,62 @@
+"""Numbers as people read them: counts, shares, seconds, bytes. Pure; every figure keeps its unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+THOUSANDS: Sequence[tuple[float, str]] = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def count(number: float) -> str:
+    """Example: 1234567 -> "1,234,567"."""
+    return f"{number:,.0f}"
+
+
+def short(number: float) -> str:
+    """Three significant figures. Example: 1234567 -> "1.23M", 950 -> "950", 2.5 -> "2.5"."""
+    for size, unit in THOUSANDS:
+        if abs(number) >= size * 0.9995:
+            return f"{float(f'{number / size:.3g}'):g}{unit}"
+    return f"{float(f'{number:.3g}'):g}"
+
+
+def percent(share: float) -> str:
+    """Never rounds something to nothing or to all. Example: 0.5 -> "50 %", 0.00001 -> "<0.01 %"."""
+    value = 100 * share
+    if value in (0, 100):
+        return f"{value:.0f} %"
+    if abs(value) < 0.01:
+        return "<0.01 %"
+    if 99.9 <= value < 100:
+        return f"{min(value, 99.99):.2f} %"
+    return f"{float(f'{value:.3g}'):g} %"
+
+
+def seconds(value: float) -> str:
+    """Example: 0.0123 -> "12.3 ms", 3.25 -> "3.25 s", 754 -> "12 min 34 s", 0 -> "0 s"."""
+    if value >= 99.5:
+        return _clock(round(value))
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= size * 0.9995:
+            return f"{float(f'{value / size:.3g}'):g} {unit}"
+    return f"{value * 1e6:.0f} µs" if value > 0 else "0 s"
+
+
+def _clock(whole_seconds: int) -> str:
+    minutes, rest = divmod(whole_seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def size_bytes(number: float) -> str:
+    """Example: 0 -> "0 B", 1536 -> "1.5 KiB"."""
+    power = 0
+    while number >= 999.5 and power < len(BINARY_UNITS) - 1:
+        number, power = number / 1024, power + 1
+    return f"{float(f'{number:.3g}'):g} {BINARY_UNITS[power]}"
+
+
+def significant(number: float, digits: int = 6) -> float:
+    """Example: 0.1234567 -> 0.123457. Keeps a JSON file short."""
+    return float(f"{number:.{digits}g}")
