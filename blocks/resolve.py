@@ -1,4 +1,5 @@
 """Placeholder until blocks land."""
+
 from tokenmill.engine import Storages
 from tokenmill.job import Job
 

@@ -72,7 +72,12 @@ def throughput_chart(shards: Sequence[Mapping[str, Any]], stage: str) -> Chart |
     top = round_up(max(rates))
     width = 100 / len(groups)
     bars = (
-        Bar(x=i * width, width=width * 0.86, height=100 * rate / top, title=f"{_span(group)}: {count(rate)} tokens/s")
+        Bar(
+            x=i * width,
+            width=width * 0.86,
+            height=100 * rate / top,
+            title=f"{_span(group)}: {count(rate)} tokens/s",
+        )
         for i, (group, rate) in enumerate(zip(groups, rates, strict=True))
     )
     return Chart(bars=tuple(bars), x_ticks=_shard_ticks(groups), y_ticks=_y_ticks(top))
@@ -154,7 +159,9 @@ def _rebinned(bars: Sequence[Sequence[float]]) -> dict[int, float]:
     return bins
 
 
-def _round_values(low: float, high: float, base: float, place: Label | Callable[[float], float], label: Label) -> Iterator[Tick]:
+def _round_values(
+    low: float, high: float, base: float, place: Label | Callable[[float], float], label: Label
+) -> Iterator[Tick]:
     """Powers of the base (for 10 also 2 and 5 times them) within the axis, not too close together."""
     powers = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
     factors = (1, 2, 5) if base == 10 else (1,)

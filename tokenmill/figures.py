@@ -1,9 +1,9 @@
 """The figures of a report, worked out from receipts: plain, finite values. Pure, no I/O.
 
-    ShardReceipts   what there is of one shard
-    job_figures     rows and tokens of the finished shards, balanced
-    stage_figures   work, rates and seconds of one stage
-    shard_figures   the same of one shard, short
+ShardReceipts   what there is of one shard
+job_figures     rows and tokens of the finished shards, balanced
+stage_figures   work, rates and seconds of one stage
+shard_figures   the same of one shard, short
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ def merged(histograms: Iterable[Histogram]) -> Histogram:
     return reduce(Histogram.merge, histograms, Histogram())
 
 
-def distribution(histogram: Histogram, shares: Sequence[float], most: float | None = None) -> dict[str, Any] | None:
+def distribution(
+    histogram: Histogram, shares: Sequence[float], most: float | None = None
+) -> dict[str, Any] | None:
     """Quantiles, and (low, high, count) of each bucket; None for an empty histogram.
 
     most: the largest value possible, if known: buckets are wide, and none may seem to exceed it.

@@ -69,7 +69,8 @@ class PartWriter:
 def _fixed_row_bytes(schema: pa.Schema) -> int:
     """Bytes of a row's vectors: the only columns that can make row groups too large by themselves."""
     vectors = [f.type for f in schema if pa.types.is_fixed_size_list(f.type)]
-    return max(1, *(int(t.list_size * t.value_type.bit_width // 8) for t in vectors))
+    widths = [int(t.list_size) * int(t.value_type.bit_width) // 8 for t in vectors]
+    return max(1, sum(widths))
 
 
 class Part:
