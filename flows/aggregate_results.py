@@ -30,5 +30,5 @@ def aggregate_results(job: Job) -> State[dict[str, Any]]:
     run.claim(run.claimed_plan())
     data = job_data(job)
     published = publish(data)
-    summary = write_report(data, [], {}, time.perf_counter() - start)
+    summary = write_report(data, None, None, time.perf_counter() - start)
     return final_state(job, summary, published, [])

@@ -56,6 +56,10 @@ def guarded(as_json: bool, debug: bool) -> Iterator[None]:
         _fail(exc, exc.exit_code, as_json)
     except KeyboardInterrupt:
         _fail(RuntimeError("stopped; finished shards are kept, run again to go on"), 130, as_json)
+    except Exception as exc:  # noqa: BLE001 - the last resort: one line here too, the rest with --debug
+        if debug or isinstance(exc, typer.Exit | typer.BadParameter):
+            raise
+        _fail(RuntimeError(f"unexpected {type(exc).__name__}: {exc}; --debug shows where"), 1, as_json)
 
 
 def _on_sigterm(*_: object) -> NoReturn:
@@ -160,12 +164,12 @@ def verify(out: Out, as_json: Json = False, debug: Debug = False) -> None:
 @app.command()
 def report(out: Out, as_json: Json = False, debug: Debug = False) -> None:
     """Write the report of an output anew, and print its summary."""
-    from tokenmill.report import rebuild
+    from tokenmill.report import rebuild, summary
 
     from flows.show import show_summary
 
     with guarded(as_json, debug):
-        _show(rebuild(_store(out)), show_summary, as_json)
+        _show(summary(rebuild(_store(out))), show_summary, as_json)
 
 
 @app.command()

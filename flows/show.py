@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tokenmill.quantities import seconds, size_bytes
+
 Data = Mapping[str, Any]
 
 
@@ -22,29 +24,12 @@ def _facts(rows: list[tuple[str, Any]], title: str) -> Table:
     return table
 
 
-def size(num_bytes: float) -> str:
-    """Example: 1536 -> "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
-def duration(seconds: float) -> str:
-    """Example: 3700 -> "1 h 2 min"."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def show_plan(data: Data, console: Console) -> None:
     """The page of `tokenmill plan`."""
     skipped = ", ".join(f"{n} {why}" for why, n in data["skipped"].items()) or "none"
     rate = data["infer_tokens_per_second"]
     rows = [
-        ("input", f"{data['files']:,} files, {size(data['text_bytes'])} of text"),
+        ("input", f"{data['files']:,} files, {size_bytes(data['text_bytes'])} of text"),
         ("skipped files", skipped),
         (
             "shards",
@@ -64,7 +49,7 @@ def show_plan(data: Data, console: Console) -> None:
         ),
         (
             "time left",
-            f"about {duration(data['seconds_estimate'])}"
+            f"about {seconds(data['seconds_estimate'])}"
             + ("" if rate or "model" not in data else " for tokenizing alone"),
         ),
         ("output", data["output"]),
@@ -86,7 +71,7 @@ def show_status(data: Data, console: Console) -> None:
         ("tokenized", f"{data['num_tokenized']:,} of {data['num_shards']:,} shards"),
         ("inferred", f"{data['num_inferred']:,} of {data['num_shards']:,} shards"),
         ("published", published),
-        ("size", size(data["size_bytes"])),
+        ("size", size_bytes(data["size_bytes"])),
         ("output", data["output"]),
     ]
     console.print(_facts(rows, f"Status of {data['job']}"))
@@ -94,7 +79,7 @@ def show_status(data: Data, console: Console) -> None:
 
 def show_verdict(data: Data, console: Console) -> None:
     """The page of `tokenmill verify`."""
-    checked = f"{data['files_checked']:,} files, {size(data['bytes_checked'])}"
+    checked = f"{data['files_checked']:,} files, {size_bytes(data['bytes_checked'])}"
     rows = [
         ("shards", f"{data['num_done']:,} of {data['num_shards']:,} done"),
         ("published", "yes" if data["published"] else "no"),
@@ -105,3 +90,95 @@ def show_verdict(data: Data, console: Console) -> None:
         console.print(f"  [red]wrong[/red]  {escape(problem)}", highlight=False)
     if not data["problems"]:
         console.print("All checksums and sums are right.", style="green")
+
+
+def show_summary(data: Data, console: Console) -> None:
+    """The page at the end of `run`, `aggregate`, `report` and of a single stage."""
+    if data.get("nothing_to_do"):
+        console.print(data["message"], highlight=False)
+        return
+    if "counts" not in data:
+        _show_stage(data, console)
+        return
+    console.print(_facts(_account(data["counts"], data["rates"]), f"Account of {data['job']['name']}"))
+    console.print(_stage_table(data["stages"]))
+    for stage in data["stages"].values():
+        console.print(f"  {escape(stage['held_back_by'])}", style="dim", highlight=False)
+    console.print(_facts(_times(data), "Time"))
+    console.print(_facts(_places(data), "Where it is"))
+
+
+def _show_stage(data: Data, console: Console) -> None:
+    rows = [
+        ("rows", f"{data['rows']:,}, {data['rejects']:,} rejected"),
+        ("tokens", f"{data['tokens']:,}, {data['tokens_per_second']:,.0f} tok/s"),
+        ("output", data["output"]),
+    ]
+    console.print(_facts(rows if data["rows"] else rows[-1:], data["message"]))
+
+
+def _account(counts: Data, rates: Data) -> list[tuple[str, Any]]:
+    rejects = ", ".join(f"{reason} {n:,}" for reason, n in counts["rejects"].items())
+    rows = [
+        ("rows in", f"{counts['rows_in']:,}"),
+        ("rows out", f"{counts['rows_out']:,}"),
+        ("rows rejected", f"{counts['rows_rejected']:,}" + (f"  ({rejects})" if rejects else "")),
+        ("tokens", f"{counts['tokens']:,}"),
+        ("truncated", f"{counts['rows_truncated']:,} rows, {counts['tokens_dropped']:,} tokens dropped"),
+        ("unknown tokens", f"{counts['tokens_unknown']:,}  ({rates['unknown']:.2%})"),
+    ]
+    oddities = {"rows_blank": "blank rows", "rows_scrubbed": "rows with replaced characters"}
+    return rows + [(title, f"{counts[name]:,}") for name, title in oddities.items() if counts[name]]
+
+
+def _stage_table(stages: Data) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), title="Stages", title_justify="left")
+    for title in (
+        "stage",
+        "shards",
+        "rows",
+        "tokens",
+        "seconds",
+        "tokens/s",
+        "effective",
+        "idle",
+        "peak memory",
+    ):
+        table.add_column(title, justify="left" if title == "stage" else "right")
+    for name, stage in stages.items():
+        ratio = stage["effective_token_ratio"]
+        table.add_row(
+            name,
+            f"{stage['shards']:,}",
+            f"{stage['rows_in']:,}",
+            f"{stage['tokens']:,}",
+            f"{stage['seconds']:,.1f}",
+            f"{stage['tokens_per_second']:,.0f}",
+            f"{ratio:.3f}" if ratio is not None else "-",
+            f"{stage['idle_share']:.0%}",
+            size_bytes(stage["peak_memory_bytes"]),
+        )
+    return table
+
+
+def _times(data: Data) -> list[tuple[str, Any]]:
+    rows = [
+        ("shards, gates, publication", data["wall_seconds"]),
+        ("Prefect's server start", data.get("seconds_server_start")),
+    ]
+    return [(name, seconds(value)) for name, value in rows if value]
+
+
+def _places(data: Data) -> list[tuple[str, Any]]:
+    out = data["output"]
+    rejects = [("rejects", f"{out}/rejects")] if data["counts"]["rows_rejected"] else []
+    groups = [("groups", f"{out}/groups")] if data["dataset"] and data["dataset"]["groups"]["parts"] else []
+    return [
+        ("results", f"{out}/results"),
+        *rejects,
+        *groups,
+        ("report", f"{out}/report/index.html"),
+        ("pandas", f'pd.read_parquet("{out}/results")'),
+        ("DuckDB", f"duckdb.sql(\"FROM '{out}/results/*.parquet'\")"),
+        ("datasets", f'load_dataset("parquet", data_files="{out}/results/*.parquet")'),
+    ]

@@ -98,7 +98,7 @@ class ProgressArtifact:
         self._id = best_effort(
             lambda: cast(UUID, create_progress_artifact(0.0, key=PROGRESS_KEY, description=description))
         )
-        self._every_s, self._last = every_s, 0.0
+        self._every_s, self._last = every_s, -math.inf
 
     def update(self, share: float) -> None:
         """share: done, 0 to 1."""

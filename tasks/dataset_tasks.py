@@ -11,6 +11,7 @@ from tasks.artifacts import log_throughput
 from tasks.retries import TRANSIENT_RETRIES
 from tasks.runs import JobData, open_run
 from tokenmill.accounting import per_second
+from tokenmill.manifest import read_manifest
 from tokenmill.receipts import peak_memory_bytes, read_receipts
 
 
@@ -63,8 +64,19 @@ def publish(job: JobData) -> dict[str, Any]:
 
 @task(name="write-report", **TRANSIENT_RETRIES)
 def write_report(
-    job: JobData, gates: list[dict[str, Any]], skipped: dict[str, int], seconds: float
+    job: JobData, gates: list[dict[str, Any]] | None, skipped: dict[str, int] | None, seconds: float
 ) -> dict[str, Any]:
     """The report is written beside the dataset. Returns its summary, without the list of shards."""
+    from tokenmill import report
+
     run = open_run(job)
-    return {"counts": {}, "seconds": seconds}
+    finished = run.collect(run.claimed_plan())
+    data = report.report_data(
+        run.job,
+        finished,
+        read_manifest(run.store),
+        gates=gates,
+        skipped=skipped,
+        wall_seconds=round(seconds, 3),
+    )
+    return report.summary(report.write_report(run.store, data))

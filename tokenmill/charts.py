@@ -7,7 +7,8 @@ apply, labels keep their size on a phone, and the same figures give the same byt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenmill.quantities import count, percent, seconds, short
 
 MAX_COLUMNS = 120
 MAX_BINS = 32
+MIN_BUCKETS = 2  # whole numbers would leave gaps in narrower bins
 LABEL_GAP = 11.0  # percent of the width between two labels
 ROUND_STEPS = (1, 2, 4, 6, 8, 10)
 
@@ -114,73 +116,84 @@ def histogram_chart(
     bars: (low, high, count) of buckets that are not empty, ascending, each GROWTH times wider.
     label: writes a value of the axis.  base: 2 or 10, for round values on it.  unit: what is counted.
     """
-    bins = _rebinned(bars)
-    low, high = min(bins), max(bins) + 1
-    step = _bin_size(bars)
+    axis = _LogAxis.over(bars)
+    bins = _rebinned(bars, axis)
     top = round_up(max(bins.values()))
-    width = 100 / (high - low)
     columns = (
         Bar(
-            x=(number - low) * width,
-            width=width * 0.9,
+            x=axis.place(axis.edge(number)),
+            width=axis.bin_width * 0.9,
             height=100 * n / top,
-            title=f"{label(GROWTH ** (number * step))} to {label(GROWTH ** ((number + 1) * step))}: {count(n)} {unit}",
+            title=f"{_range(label(axis.edge(number)), label(axis.edge(number + 1)))}: {count(n)} {unit}",
         )
         for number, n in sorted(bins.items())
     )
-
-    def place(value: float) -> float:
-        return (math.log(value, GROWTH) / step - low) * width
-
-    marks = (Tick(at=_within(place(value)), label=name) for name, value in quantiles.items() if value > 0)
+    marks = (Tick(at=axis.place(value), label=name) for name, value in quantiles.items() if value > 0)
+    ticks = (Tick(at=axis.place(value), label=label(value)) for value in _round_values(axis, base))
     return Chart(
-        bars=tuple(columns),
-        x_ticks=tuple(_round_values(GROWTH ** (low * step), GROWTH ** (high * step), base, place, label)),
-        y_ticks=_y_ticks(top),
-        marks=tuple(marks),
+        bars=tuple(columns), x_ticks=tuple(_spread(ticks)), y_ticks=_y_ticks(top), marks=tuple(marks)
     )
 
 
-def _bin_size(bars: Sequence[Sequence[float]]) -> int:
-    """Buckets that share a column, so that there are at most MAX_BINS."""
-    return max(1, math.ceil((_bucket(bars[-1]) - _bucket(bars[0]) + 1) / MAX_BINS))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _LogAxis:
+    """Bins of `step` buckets each, from `first` up to, not including, `stop`."""
+
+    step: int
+    first: int
+    stop: int
+
+    @classmethod
+    def over(cls, bars: Sequence[Sequence[float]]) -> _LogAxis:
+        low, high = _bucket(bars[0]), _bucket(bars[-1])
+        step = max(MIN_BUCKETS, math.ceil((high - low + 1) / MAX_BINS))
+        return cls(step=step, first=low // step, stop=high // step + 1)
+
+    @property
+    def bin_width(self) -> float:
+        return 100 / (self.stop - self.first)
+
+    def edge(self, number: int) -> float:
+        """Low end of a bin."""
+        return float(GROWTH ** (number * self.step))
+
+    def place(self, value: float) -> float:
+        """Where a value is, in percent; the nearer end for one beyond the axis."""
+        at = (math.log(value, GROWTH) / self.step - self.first) * self.bin_width
+        return min(100.0, max(0.0, at))
 
 
 def _bucket(bar: Sequence[float]) -> int:
     return round(math.log(bar[0], GROWTH))
 
 
-def _rebinned(bars: Sequence[Sequence[float]]) -> dict[int, float]:
-    size = _bin_size(bars)
-    bins: dict[int, float] = {}
+def _rebinned(bars: Sequence[Sequence[float]], axis: _LogAxis) -> dict[int, float]:
+    bins: Counter[int] = Counter()
     for bar in bars:
-        number = _bucket(bar) // size
-        bins[number] = bins.get(number, 0) + bar[2]
-    return bins
+        bins[_bucket(bar) // axis.step] += int(bar[2])
+    return dict(bins)
 
 
-def _round_values(
-    low: float, high: float, base: float, place: Label | Callable[[float], float], label: Label
-) -> Iterator[Tick]:
-    """Powers of the base (for 10 also 2 and 5 times them) within the axis, not too close together."""
+def _range(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
+def _round_values(axis: _LogAxis, base: float) -> Iterator[float]:
+    """Powers of the base on the axis, for base 10 also 2 and 5 times them."""
+    low, high = axis.edge(axis.first), axis.edge(axis.stop)
     powers = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
     factors = (1, 2, 5) if base == 10 else (1,)
-    values = [factor * base**power for power in powers for factor in factors]
-    ticks = [Tick(at=float(place(value)), label=label(value)) for value in values if low <= value <= high]
-    yield from _spread(ticks)
+    values = (factor * base**power for power in powers for factor in factors)
+    return (value for value in values if low <= value <= high)
 
 
-def _spread(ticks: Sequence[Tick]) -> Iterator[Tick]:
+def _spread(ticks: Iterable[Tick]) -> Iterator[Tick]:
     """The ticks that are far enough from the one before."""
     last = -math.inf
     for tick in ticks:
         if tick.at - last >= LABEL_GAP:
             last = tick.at
             yield tick
-
-
-def _within(at: float) -> float:
-    return min(100.0, max(0.0, at))
 
 
 def round_up(value: float) -> float:

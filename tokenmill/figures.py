@@ -20,11 +20,11 @@ from tokenmill.receipts import Receipt
 from tokenmill.stages.aggregate import job_counts
 
 ACTIVITIES: Mapping[str, str] = {
-    "read": "waiting for rows to be read",
+    "read": "waiting for rows",
     "compute": "computing",
     "pack": "packing tokens into columns",
-    "write": "waiting for files to be written",
-    "other": "starting, checking and closing files",
+    "write": "waiting for the writer",
+    "other": "work between the measured steps",
 }
 BUSY = 0.9  # a stage that computes for this share of its time is held back by nothing else
 TIGHT = 0.9  # an effective-token ratio below this is worth a word
@@ -43,7 +43,7 @@ def job_figures(shards: Sequence[ShardReceipts], has_model: bool) -> dict[str, A
 
     Raises AccountingError unless rows in == rows out + rejects.
     """
-    done = finished(shards, has_model)
+    done = done_shards(shards, has_model)
     before = [shard.tokenize for shard in done if shard.tokenize]
     after = [shard.infer for shard in done if shard.infer]
     counts = job_counts(before, after) if has_model else Counts.total(r.counts for r in before)
@@ -55,7 +55,7 @@ def job_figures(shards: Sequence[ShardReceipts], has_model: bool) -> dict[str, A
     }
 
 
-def finished(shards: Iterable[ShardReceipts], has_model: bool) -> list[ShardReceipts]:
+def done_shards(shards: Iterable[ShardReceipts], has_model: bool) -> list[ShardReceipts]:
     """The shards that need no more work."""
     return [s for s in shards if s.tokenize and (s.infer or not has_model)]
 
@@ -109,18 +109,22 @@ def _idle_share(seconds: Mapping[str, float]) -> float:
 def held_back_by(seconds: Mapping[str, float], ratio: float | None) -> str:
     """One sentence: where to look first if the stage should be faster; empty if it did nothing.
 
-    Example: {"read": 3, "compute": 1, ...} -> "Waiting for rows to be read took 75 % of the time."
+    Example: {"read": 3, "compute": 1} -> "Computing took 25 % of the time; next ..., 75 %."
     """
     wall = sum(seconds.values())
     if wall <= 0:
         return ""
     busy = seconds.get("compute", 0.0) / wall
+    computing = f"Computing took {percent(busy)} of the time"
     if busy >= BUSY:
-        padding = f"; {percent(1 - ratio)} of it on padding" if ratio is not None and ratio < TIGHT else ""
-        return f"Computing took {percent(busy)} of the time{padding}."
+        wasted = ratio is not None and ratio < TIGHT
+        return (
+            f"{computing}; {percent(1 - (ratio or 0))} of what was computed is padding."
+            if wasted
+            else f"{computing}."
+        )
     worst = max((name for name in seconds if name != "compute"), key=lambda name: seconds[name])
-    what = ACTIVITIES.get(worst, worst)
-    return f"{what[0].upper()}{what[1:]} took {percent(seconds[worst] / wall)} of the time."
+    return f"{computing}; next comes {ACTIVITIES.get(worst, worst)}, {percent(seconds[worst] / wall)}."
 
 
 def merged(histograms: Iterable[Histogram]) -> Histogram:

@@ -22,15 +22,13 @@ def short(number: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Never rounds something to nothing or to all. Example: 0.5 -> "50 %", 0.00001 -> "<0.01 %"."""
+    """Never rounds something to nothing or to all. Example: 0.3623 -> "36.2 %", 1e-5 -> "<0.01 %"."""
     value = 100 * share
-    if value in (0, 100):
-        return f"{value:.0f} %"
-    if abs(value) < 0.01:
+    if 0 < value < 0.01:
         return "<0.01 %"
-    if 99.9 <= value < 100:
-        return f"{min(value, 99.99):.2f} %"
-    return f"{float(f'{value:.3g}'):g} %"
+    if 99.95 <= value < 100:
+        return ">99.9 %"
+    return f"{float(f'{value:.1f}'):g} %" if value >= 10 else f"{float(f'{value:.2g}'):g} %"
 
 
 def seconds(value: float) -> str:
@@ -40,7 +38,7 @@ def seconds(value: float) -> str:
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= size * 0.9995:
             return f"{float(f'{value / size:.3g}'):g} {unit}"
-    return f"{value * 1e6:.0f} µs" if value > 0 else "0 s"
+    return "<1 µs" if value > 0 else "0 s"
 
 
 def _clock(whole_seconds: int) -> str:
@@ -52,9 +50,10 @@ def _clock(whole_seconds: int) -> str:
 def size_bytes(number: float) -> str:
     """Example: 0 -> "0 B", 1536 -> "1.5 KiB"."""
     power = 0
-    while number >= 999.5 and power < len(BINARY_UNITS) - 1:
+    while number >= 1023.5 and power < len(BINARY_UNITS) - 1:
         number, power = number / 1024, power + 1
-    return f"{float(f'{number:.3g}'):g} {BINARY_UNITS[power]}"
+    shown = count(number) if number >= 100 else f"{float(f'{number:.3g}'):g}"
+    return f"{shown} {BINARY_UNITS[power]}"
 
 
 def significant(number: float, digits: int = 6) -> float:
