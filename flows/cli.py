@@ -56,7 +56,7 @@ def guarded(as_json: bool, debug: bool) -> Iterator[None]:
         _fail(exc, exc.exit_code, as_json)
     except KeyboardInterrupt:
         _fail(RuntimeError("stopped; finished shards are kept, run again to go on"), 130, as_json)
-    except Exception as exc:  # noqa: BLE001 - the last resort: one line here too, the rest with --debug
+    except Exception as exc:
         if debug or isinstance(exc, typer.Exit | typer.BadParameter):
             raise
         _fail(RuntimeError(f"unexpected {type(exc).__name__}: {exc}; --debug shows where"), 1, as_json)
@@ -164,9 +164,8 @@ def verify(out: Out, as_json: Json = False, debug: Debug = False) -> None:
 @app.command()
 def report(out: Out, as_json: Json = False, debug: Debug = False) -> None:
     """Write the report of an output anew, and print its summary."""
-    from tokenmill.report import rebuild, summary
-
     from flows.show import show_summary
+    from tokenmill.report import rebuild, summary
 
     with guarded(as_json, debug):
         _show(summary(rebuild(_store(out))), show_summary, as_json)
@@ -184,7 +183,7 @@ def demo(
 
     with guarded(as_json=False, debug=debug):
         quiet(verbose)
-        run_demo(_row_limit(rows), out, verbose)
+        run_demo(_row_limit(rows), out)
 
 
 def _row_limit(rows: str) -> int | None:
@@ -208,8 +207,9 @@ def _load(path: Path, on: str | None = None) -> Job:
     job = Job.load(path)
     if on is None:
         return job
-    data = job.model_dump()
-    return Job.parse({**data, "run": {**data["run"], "on": on}}, source="--on")
+    # Subtle: only what the file itself says, so that a block beside it keeps its say.
+    data = job.model_dump(exclude_unset=True)
+    return Job.parse({**data, "run": {**data.get("run", {}), "on": on}}, source="--on")
 
 
 def _open(job: Job) -> Any:

@@ -36,7 +36,7 @@ def launch(name: str, job: Job, *, progress: bool, console: Console) -> dict[str
         if job.run.on == "pool":
             summary = _on_pool(name, job, console)
         else:
-            with progress_style("auto" if progress else "none"):
+            with progress_style("terminal" if progress else "none"):
                 flow = getattr(importlib.import_module(f"flows.{name}"), name)
                 summary = summary_of(flow(job, return_state=True))
     elapsed = {"seconds_total": round(time.perf_counter() - started, 3)}
@@ -76,7 +76,8 @@ def _on_pool(name: str, job: Job, console: Console) -> dict[str, Any]:
     from prefect.deployments import run_deployment
     from prefect.exceptions import ObjectNotFound
 
-    deployment = f"{name.replace('_', '-')}/cpu"
+    on_gpu = job.inference.device.startswith("cuda") and name in ("token_pipeline", "run_inference")
+    deployment = f"{name.replace('_', '-')}/{'gpu' if on_gpu else 'cpu'}"
     here = job.model_copy(update={"run": job.run.model_copy(update={"on": "here"})})
     try:
         flow_run = cast(

@@ -28,16 +28,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from tokenmill.accounting import per_second
 from tokenmill.plan import Plan, Shard, Todo
 from tokenmill.progress import Reporter, reporting_to
 
-Style = Literal["auto", "bars", "lines", "none"]
+Style = Literal["log", "terminal", "none"]
 
 LINE_EVERY_S = 10.0
-STAGE_NAMES = {"tokenize": "tokenize", "infer": "infer"}
 
-_style: ContextVar[Style] = ContextVar("tokenmill_progress_style", default="auto")
+_style: ContextVar[Style] = ContextVar("tokenmill_progress_style", default="log")
 
 
 @contextmanager
@@ -64,7 +62,7 @@ def reporting(plan: Plan, todo: Todo) -> Iterator[None]:
     }
     done = len(plan.shards) - len(todo.infer or todo.tokenize)
     console = Console(stderr=True)
-    if style == "bars" or (style == "auto" and console.is_terminal):
+    if style == "terminal" and console.is_terminal:
         with _Bars(console, stages) as bars, reporting_to(bars):
             yield
     else:
@@ -104,8 +102,8 @@ class _Stage:
         self.seconds = now - self.first_s
 
     def describe(self) -> str:
-        rate = per_second(self.tokens, self.seconds)
-        return f"{self.rows:,} rows, {self.tokens:,} tokens, {rate:,.0f} tok/s"
+        rate = f", {self.tokens / self.seconds:,.0f} tok/s" if self.seconds else ""
+        return f"{self.rows:,} rows, {self.tokens:,} tokens{rate}"
 
     @property
     def left_s(self) -> float | None:
@@ -144,13 +142,13 @@ class _Lines(Reporter):
         return "; ".join(_stage_line(stage) for stage in self.stages.values())
 
     def say(self, line: str) -> None:
-        try:
-            logger = get_run_logger()
-        except MissingContextError:
-            logger = logging.getLogger("tokenmill")
-        logger.info(line)
-        if _style.get() == "lines" or (_style.get() == "auto" and not sys.stderr.isatty()):
+        if _style.get() == "terminal":
             print(line, file=sys.stderr, flush=True)  # noqa: T201 (the plain form of a progress bar)
+            return
+        try:
+            get_run_logger().info(line)
+        except MissingContextError:
+            logging.getLogger("tokenmill").info(line)
 
 
 def _stage_line(stage: _Stage) -> str:

@@ -15,7 +15,7 @@ from prefect.logging import get_run_logger
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from tasks.artifacts import ProgressArtifact
-from tasks.runs import JobData, job_data
+from tasks.runs import JobData
 from tasks.shard_tasks import infer_shard, tokenize_shard
 from tokenmill.engine import INFER_SLOTS, Run
 from tokenmill.errors import StoreError, TokenmillError
@@ -102,8 +102,3 @@ def _note(outcome: Outcome, name: str, state: State[Figures]) -> None:
         get_run_logger().error("%s: %s", name, result)
     else:
         outcome.figures.append(result)
-
-
-def plain(run: Run) -> JobData:
-    """The settled job as task parameters."""
-    return job_data(run.job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blocks.resolve import resolve
+from blocks.resolve import inline_settings, resolve
 from tokenmill.engine import Run
 from tokenmill.job import Job
 
@@ -13,8 +13,8 @@ JobData = Mapping[str, Any]
 
 
 def job_data(job: Job) -> JobData:
-    """A job as plain values: what tasks take. Block names stay names; secrets stay in blocks."""
-    return job.model_dump(mode="json")
+    """A job as plain values: what tasks take. Storage blocks stay names; secrets stay in blocks."""
+    return inline_settings(job).model_dump(mode="json")
 
 
 def open_run(job: Job | JobData) -> Run:
