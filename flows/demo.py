@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 
 from flows.launch import launch
 from flows.show import show_summary
 from tasks.runs import open_run
+from tokenmill import report
 from tokenmill.demo import QUERIES, demo_job
 from tokenmill.docstrings import write_corpus
 from tokenmill.engine import Run
 from tokenmill.job import Job
 from tokenmill.neighbours import answers, self_retrieval, texts_by_id
+from tokenmill.store import Store
 
 SHOWN = 3
-TEXT_WIDTH = 70
+TEXT_WIDTH = 120
+NAME_WIDTH = 44
 
 
 def run_demo(max_rows: int | None, folder: Path) -> None:
@@ -32,6 +33,9 @@ def run_demo(max_rows: int | None, folder: Path) -> None:
     job = demo_job(str(corpus), str(folder.resolve() / f"out-{name}"))
     _write(corpus, max_rows, errors)
     summary = launch("token_pipeline", job, progress=True, console=errors)
+    if summary.get("nothing_to_do"):
+        show_summary(summary, console)
+        summary = report.summary(report.rebuild(Store.open(job.output.uri)))
     show_summary(summary, console)
     _prove(job, console)
 
@@ -52,28 +56,28 @@ def _prove(job: Job, console: Console) -> None:
     """Nearest neighbours of a few questions, and how often documents find themselves."""
     run = open_run(job)
     plan = run.plan()
-    console.print(_answer_table(run))
+    _show_answers(run, console)
     recall = self_retrieval(run, plan)
     console.print(
-        f"Asked for {recall.num_queries} documents by their first sentence alone: {recall.recall:.0%} are among the "
-        f"{recall.top} nearest of {recall.num_rows:,} (by chance {recall.chance:.1%}).",
+        f"Asked for {recall.num_queries} documents by their first sentence alone: {recall.recall:.0%} are "
+        f"among the {recall.top} nearest of {recall.num_rows:,} (by chance {recall.chance:.1%}).",
         highlight=False,
     )
 
 
-def _answer_table(run: Run) -> Table:
+def _show_answers(run: Run, console: Console) -> None:
+    """The docstrings nearest to each question, a line each."""
     found = answers(run, QUERIES, top=SHOWN)
     texts = texts_by_id(run, run.plan(), [near.id for many in found for near in many if near.id])
-    table = Table(title="Nearest neighbours", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for title in ("question", "cosine", "docstring of", "its first words"):
-        table.add_column(title, overflow="fold" if title == "docstring of" else "ellipsis")
+    console.print("Nearest neighbours", style="italic")
     for query, many in zip(QUERIES, found, strict=True):
-        for place, near in enumerate(many):
-            first = _first_words(texts.get(near.id or "", ""))
-            table.add_row(
-                "" if place else escape(query), f"{near.score:.3f}", escape(near.id or ""), escape(first)
+        console.print(query, style="bold", highlight=False)
+        for near in many:
+            name = near.id or ""
+            line = (
+                f"  {near.score:.3f}  {name[:NAME_WIDTH]:<{NAME_WIDTH}}  {_first_words(texts.get(name, ''))}"
             )
-    return table
+            console.print(line, no_wrap=True, overflow="ellipsis", highlight=False, markup=False)
 
 
 def _first_words(text: str) -> str:

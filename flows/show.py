@@ -104,6 +104,11 @@ def show_summary(data: Data, console: Console) -> None:
     console.print(_stage_table(data["stages"]))
     for stage in data["stages"].values():
         console.print(f"  {escape(stage['held_back_by'])}", style="dim", highlight=False)
+    for gate in data["gates"] or []:
+        for check in gate["checks"]:
+            if not check["success"]:
+                line = f"  gate {gate['name']}: {check['expectation']}({check['column']}) is not met ({check['severity']})"
+                console.print(escape(line), style="yellow", highlight=False)
     console.print(_facts(_times(data), "Time"))
     console.print(_facts(_places(data), "Where it is"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
 
@@ -11,32 +11,44 @@ from tasks.artifacts import log_throughput
 from tasks.retries import TRANSIENT_RETRIES
 from tasks.runs import JobData, open_run
 from tokenmill.accounting import per_second
+from tokenmill.engine import Run
 from tokenmill.manifest import read_manifest
 from tokenmill.receipts import peak_memory_bytes, read_receipts
+
+if TYPE_CHECKING:
+    from tokenmill.gates import GateResult
 
 
 @task(name="gate-tokens", **TRANSIENT_RETRIES)
 def gate_tokens(job: JobData) -> dict[str, Any]:
     """The token dataset is what it says it is. A critical failure fails the run."""
-    from tokenmill.gates import check_tokens, raise_if_critical
+    from tokenmill.gates import check_tokens
 
     run = open_run(job)
     plan = run.claimed_plan()
     receipts = read_receipts(run.store, "tokenize", plan.keys_of("tokenize"))
-    result = check_tokens(plan, run.setup.tokenize, run.store, receipts)
-    raise_if_critical(result)
-    return result.to_json()
+    limit = run.job.quality.max_unknown_rate
+    return _judged(
+        run, check_tokens(plan, run.setup.tokenize, run.store, receipts, max_unknown_rate=limit)
+    )
 
 
 @task(name="gate-results", **TRANSIENT_RETRIES)
 def gate_results(job: JobData) -> dict[str, Any]:
     """Every row has one finite result. A critical failure fails the run."""
-    from tokenmill.gates import check_results, raise_if_critical
+    from tokenmill.gates import check_results
 
     run = open_run(job)
     plan = run.claimed_plan()
     receipts = read_receipts(run.store, "infer", plan.keys_of("infer"))
-    result = check_results(plan, run.setup, run.store, receipts)
+    return _judged(run, check_results(plan, run.setup, run.store, receipts))
+
+
+def _judged(run: Run, result: GateResult) -> dict[str, Any]:
+    """Its Data Docs are written whatever it found.  Raises QualityError."""
+    from tokenmill.gates import raise_if_critical, write_data_docs
+
+    write_data_docs(run.store, [result])
     raise_if_critical(result)
     return result.to_json()
 

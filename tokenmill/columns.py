@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -15,28 +15,60 @@ def missing_column(uri: str, name: str, names: Iterable[str]) -> InputNotFoundEr
     return InputNotFoundError(f"{uri}: no column {name!r}; it has: {known}")
 
 
+def check_json_keys(found: Mapping[str, Sequence[str]], spec: InputSpec) -> None:
+    """found: by file, the keys at its head.  Raises InputNotFoundError for one that no file has."""
+    known = list(dict.fromkeys(key for keys in found.values() for key in keys))
+    for name in [spec.text, *([spec.id] if spec.id else []), *spec.keep]:
+        if known and name not in known:
+            raise missing_column(next(uri for uri, keys in found.items() if keys), name, known)
+
+
+def column_given_twice(uri: str, name: str) -> ConfigError:
+    return ConfigError(f"{uri}: two columns are named {name!r}; rename one")
+
+
 def check_parquet_columns(schema: pa.Schema, uri: str, spec: InputSpec) -> dict[str, pa.DataType]:
     """Types of the kept columns.  Raises InputNotFoundError or ConfigError (wrong type)."""
     for name in [spec.text, *([spec.id] if spec.id else []), *spec.keep]:
         if name not in schema.names:
             raise missing_column(uri, name, schema.names)
-    text_type = _value_type(schema.field(spec.text).type)
+        if schema.names.count(name) > 1:
+            raise column_given_twice(uri, name)
+    text_type = stored_type(schema.field(spec.text).type)
     if not _holds_text(text_type):
         raise ConfigError(
             f"{uri}: input.text: column {spec.text!r} is {text_type}, not text; name a text column"
         )
-    if spec.id and pa.types.is_nested(schema.field(spec.id).type):
+    if spec.id and not _has_text_form(stored_type(schema.field(spec.id).type)):
         raise ConfigError(
             f"{uri}: input.id: column {spec.id!r} is {schema.field(spec.id).type}, not a plain value"
         )
-    return {name: _value_type(schema.field(name).type) for name in spec.keep}
+    return {name: stored_type(schema.field(name).type) for name in spec.keep}
 
 
-def _value_type(dtype: pa.DataType) -> pa.DataType:
-    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
+def stored_type(dtype: pa.DataType) -> pa.DataType:
+    """How a kept column is stored: one type for all of Arrow's ways to hold text, or bytes.
+
+    Example: dictionary<string>, large_string and string_view -> string
+    """
+    t = pa.types
+    if t.is_dictionary(dtype):
+        return stored_type(dtype.value_type)
+    if t.is_string_view(dtype) or t.is_large_string(dtype):
+        return pa.string()
+    if t.is_binary_view(dtype) or t.is_large_binary(dtype):
+        return pa.binary()
+    return dtype
+
+
+def _has_text_form(dtype: pa.DataType) -> bool:
+    try:
+        pa.nulls(0, dtype).cast(pa.string())
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def _holds_text(dtype: pa.DataType) -> bool:
     t = pa.types
-    is_string = t.is_string(dtype) or t.is_large_string(dtype) or t.is_string_view(dtype)
-    return bool(is_string or t.is_binary(dtype) or t.is_large_binary(dtype) or t.is_null(dtype))
+    return bool(t.is_string(dtype) or t.is_binary(dtype) or t.is_null(dtype))

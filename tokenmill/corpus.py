@@ -82,8 +82,8 @@ class Corpus:
 def find_corpus(spec: InputSpec, storage: StorageConfig) -> Corpus:
     """List the input's files, sorted by name; each file once.
 
-    Files that the user names are always read. In folders, files of unknown kinds and names that
-    begin with "." or "_" are passed over and counted.
+    Files that the user names are always read. In folders, names that begin with "." or "_" are passed
+    over and counted; files of unknown kinds are so in globs too.
     Raises InputNotFoundError, or ConfigError for a file whose format cannot be told.
     """
     uris = [spec.uri] if isinstance(spec.uri, str) else spec.uri
@@ -103,6 +103,21 @@ def find_corpus(spec: InputSpec, storage: StorageConfig) -> Corpus:
     return Corpus(files=tuple(files[uri] for uri in sorted(files)), skipped=dict(sorted(skipped.items())))
 
 
+def without_output(corpus: Corpus, output_uri: str) -> Corpus:
+    """The corpus without files that the job itself wrote, where its output lies inside its input.
+
+    Raises InputNotFoundError if nothing is left.
+    """
+    fs, path = open_filesystem(output_uri, StorageConfig())
+    root = (os.path.abspath(path) if is_local(fs) else str(fs.unstrip_protocol(path))).rstrip("/") + "/"
+    files = tuple(file for file in corpus.files if not file.uri.startswith(root))
+    if not files:
+        raise InputNotFoundError(f"input.uri: every file lies in the job's own output {output_uri}")
+    num_own = len(corpus.files) - len(files)
+    own = {"in the job's own output": num_own} if num_own else {}
+    return Corpus(files=files, skipped={**corpus.skipped, **own})
+
+
 def _tell(skipped: Mapping[str, int]) -> str:
     return f" ({', '.join(f'{n} {why}' for why, n in skipped.items())})" if skipped else ""
 
@@ -115,12 +130,15 @@ def _expand(uri: str, fmt: str, storage: StorageConfig) -> tuple[list[SourceFile
         if info is not None and info["type"] != "directory":
             return [_source_file(fs, info, fmt, uri)], Counter()
         if info is not None:
-            return _from_folder(fs, fs.find(path, detail=True).values(), fmt, path)
+            inside = _local_files(path) if is_local(fs) else fs.find(path, detail=True).values()
+            return _from_folder(fs, inside, fmt, path)
         if any(mark in path for mark in "*?["):
-            entries = [e for e in fs.glob(path, detail=True).values() if e["type"] != "directory"]
+            entries = [e for e in fs.glob(path, detail=True).values() if not _is_folder(e)]
             if not entries:
                 raise InputNotFoundError(f"input.uri: no file matches {uri}")
-            return [_source_file(fs, entry, fmt, uri) for entry in entries], Counter()
+            known = [e for e in entries if fmt != "auto" or _format_of(str(e["name"]))]
+            skipped = Counter({UNKNOWN_KIND: len(entries) - len(known)})
+            return [_source_file(fs, entry, fmt, uri) for entry in known], +skipped
     raise InputNotFoundError(f"input.uri: {uri} does not exist")
 
 
@@ -131,26 +149,64 @@ def _info(fs: fsspec.AbstractFileSystem, path: str) -> dict[str, Any] | None:
         return None
 
 
+def _local_files(top: str) -> Iterator[dict[str, Any]]:
+    """Everything below a folder but folders.  Raises InputNotFoundError for one that cannot be listed.
+
+    Subtle: fsspec's find passes over folders that it may not list, without a word.
+    """
+    for folder, folders, names in os.walk(top, onerror=_cannot_list):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for name in (*names, *links):
+            yield {"name": str(PurePosixPath(folder, name)), "type": "file"}
+
+
+def _cannot_list(exc: OSError) -> None:
+    raise InputNotFoundError(
+        f"input.uri: {exc.filename}: cannot be listed: {exc.strerror}; check its permissions"
+    ) from exc
+
+
+UNKNOWN_KIND = "of unknown kind"
+NO_FILE = "no file (a broken link, a linked folder or a pipe)"
+
+
+def _is_folder(entry: Mapping[str, Any]) -> bool:
+    """A folder, or the empty object that S3's console makes for one."""
+    return entry["type"] == "directory" or str(entry["name"]).endswith("/")
+
+
 def _from_folder(
     fs: fsspec.AbstractFileSystem, entries: Iterable[dict[str, Any]], fmt: str, top: str
 ) -> tuple[list[SourceFile], Counter[str]]:
     files, skipped = [], Counter[str]()
     for entry in entries:
+        if _is_folder(entry):
+            continue
         inner = PurePosixPath(str(entry["name"]).removeprefix(top.rstrip("/") + "/"))
         if any(part[0] in "._" for part in inner.parts):
             skipped["hidden (name begins with . or _)"] += 1
+        elif is_local(fs) and not Path(str(entry["name"])).is_file():
+            skipped[NO_FILE] += 1
         elif fmt == "auto" and _format_of(inner.name) is None:
-            skipped["of unknown kind"] += 1
+            skipped[UNKNOWN_KIND] += 1
         else:
             files.append(_source_file(fs, entry, fmt, top))
     return files, skipped
 
 
-def _format_of(name: str) -> str | None:
+def kind_suffix(name: str) -> str:
+    """Lower-case suffix of a file's name, that of a compression left out; "" if it has none.
+
+    Example: "dir/a.TSV.gz" -> ".tsv"
+    """
     suffixes = [s.lower() for s in PurePosixPath(name).suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
-    return SUFFIXES.get(suffixes[-1]) if suffixes else None
+    return suffixes[-1] if suffixes else ""
+
+
+def _format_of(name: str) -> str | None:
+    return SUFFIXES.get(kind_suffix(name))
 
 
 def _source_file(
@@ -163,19 +219,22 @@ def _source_file(
             f"input.uri: cannot tell the format of {path} (named by {named_by}); "
             "set input.format to parquet, jsonl, csv or text"
         )
-    local = is_local(fs)
-    if local:
-        stat = Path(path).stat()
-        size, version = stat.st_size, f"mtime:{stat.st_mtime_ns}"
-    else:
-        size, version = int(entry["size"]), _remote_version(entry)
+    size, version = size_and_version(fs, entry)
     return SourceFile(
-        uri=os.path.abspath(path) if local else fs.unstrip_protocol(path),
+        uri=os.path.abspath(path) if is_local(fs) else fs.unstrip_protocol(path),
         size_bytes=size,
         version=version,
         format=actual,
         compression=COMPRESSIONS.get(PurePosixPath(path).suffix.lower()) if actual != "parquet" else None,
     )
+
+
+def size_and_version(fs: fsspec.AbstractFileSystem, entry: Mapping[str, Any]) -> tuple[int, str]:
+    """What tells one content of a file from the next: size, and etag or mtime."""
+    if is_local(fs):
+        stat = Path(str(entry["name"])).stat()
+        return stat.st_size, f"mtime:{stat.st_mtime_ns}"
+    return int(entry["size"]), _remote_version(entry)
 
 
 def _remote_version(entry: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from tokenmill.plan import Plan, Shard, Todo, find_todo, make_plan
 from tokenmill.receipts import Receipt, Stage
 from tokenmill.schedule import pipelined
 from tokenmill.settle import Setup, prepare
-from tokenmill.stages.aggregate import Finished, collect, publish
+from tokenmill.stages.aggregate import Finished, collect, is_complete, publish
 from tokenmill.stages.infer_shard import infer_shard
 from tokenmill.stages.tokenize_shard import tokenize_shard
 from tokenmill.store import StorageConfig, Store
@@ -83,9 +83,11 @@ class Run:
         return find_todo(plan, self.store)
 
     def is_published(self, plan: Plan) -> bool:
-        """Whether the manifest already publishes exactly this plan."""
+        """Whether the manifest already publishes exactly this plan, and all of it is there."""
         manifest = read_manifest(self.store)
-        return manifest is not None and manifest.plan == plan_fingerprint(plan, self.job)
+        if manifest is None or manifest.plan != plan_fingerprint(plan, self.job):
+            return False
+        return is_complete(plan, manifest, self.store)
 
     def claim(self, plan: Plan) -> None:
         """Make the output this job's own; the first thing written.  Raises OutputError."""
@@ -137,7 +139,11 @@ def run_job(job: Job, storages: Storages | None = None, backend: EmbedBackend | 
 
     Raises every leaf of TokenmillError.
     """
-    run = Run.open(job, storages)
+    return finish(Run.open(job, storages), backend)
+
+
+def finish(run: Run, backend: EmbedBackend | None = None) -> Manifest:
+    """Do what is left of a job, publication included."""
     run.setup.need_model()
     plan = run.plan()
     run.claim(plan)

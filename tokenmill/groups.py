@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 import duckdb
 import pyarrow as pa
 
+from tokenmill.errors import DataError
+from tokenmill.schemas import GROUP_FIGURES
+
 MEMORY_LIMIT = "2GB"
 
 
@@ -20,47 +23,64 @@ def group_rows(
 
     rows: gives the results anew at each call.  schema: of the results.
     Columns: the group columns, num_rows, num_tokens, mean_tokens, centroid (float32 list).
+    Raises DataError for columns that cannot be grouped by.
     """
-    names = ", ".join(_quoted(name) for name in columns)
-    counts = _query(
-        rows,
-        schema,
+    keys = [f"g{place}" for place in range(len(columns))]
+    names, size = ", ".join(keys), schema.field("embedding").type.list_size
+    view = _View(rows, schema, columns)
+    counts = view.query(
         f"SELECT {names}, count(*) AS num_rows, sum(num_tokens)::BIGINT AS num_tokens, "
-        f"avg(num_tokens) AS mean_tokens FROM results GROUP BY ALL ORDER BY ALL NULLS LAST",
+        f"avg(num_tokens) AS mean_tokens FROM results GROUP BY {names} ORDER BY {_order(keys)}"
     )
-    size = schema.field("embedding").type.list_size
-    centroids = _query(
-        rows,
-        schema,
-        f"WITH cells AS (SELECT {names}, unnest(embedding::FLOAT[{size}]::FLOAT[]) AS cell, "
+    centroids = view.query(
+        f"WITH cells AS (SELECT {names}, unnest(embedding::FLOAT[]) AS cell, "
         f"unnest(range({size})) AS place FROM results), "
         f"means AS (SELECT {names}, place, avg(cell::DOUBLE)::FLOAT AS mean FROM cells GROUP BY ALL) "
         f"SELECT {names}, list(mean ORDER BY place) AS centroid FROM means "
-        f"GROUP BY {names} ORDER BY {names} NULLS LAST",
+        f"GROUP BY {names} ORDER BY {_order(keys)}"
     )
-    return counts.append_column("centroid", centroids["centroid"]).combine_chunks()
+    table = counts.append_column("centroid", centroids["centroid"])
+    wanted = pa.schema([*(schema.field(name) for name in columns), *GROUP_FIGURES])
+    return table.rename_columns(wanted.names).cast(wanted).combine_chunks()
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def _order(keys: Sequence[str]) -> str:
+    return ", ".join(f"{key} NULLS LAST" for key in keys)
 
 
-def _query(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema, sql: str) -> pa.Table:
-    with duckdb.connect() as connection:
-        connection.execute("SET threads TO 1")
-        connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
-        single = _with_float32(schema)
-        batches = (_cast(batch, single) for batch in rows())
-        connection.register("results", pa.RecordBatchReader.from_batches(single, batches))
-        return connection.sql(sql).to_arrow_table()
+class _View:
+    """The results as DuckDB sees them: only the columns that are asked for, under plain names.
+
+    Subtle: to DuckDB, `ID` and `id` are one column.
+    """
+
+    def __init__(
+        self, rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema, columns: Sequence[str]
+    ) -> None:
+        self._rows, self._columns = rows, [*columns, "num_tokens", "embedding"]
+        names = [*(f"g{place}" for place in range(len(columns))), "num_tokens", "embedding"]
+        types = [_readable(schema.field(name).type) for name in self._columns]
+        self._schema = pa.schema(zip(names, types, strict=True))
+
+    def query(self, sql: str) -> pa.Table:
+        batches = (self._batch(batch) for batch in self._rows())
+        with duckdb.connect() as connection:
+            connection.execute("SET threads TO 1")
+            connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
+            try:
+                connection.register("results", pa.RecordBatchReader.from_batches(self._schema, batches))
+                return connection.sql(sql).to_arrow_table()
+            except duckdb.Error as exc:
+                raise DataError(f"groups by {', '.join(self._columns[:-2])} failed: {exc}") from exc
+
+    def _batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = [batch[name].cast(f.type) for name, f in zip(self._columns, self._schema, strict=True)]
+        return pa.record_batch(arrays, schema=self._schema)
 
 
-def _with_float32(schema: pa.Schema) -> pa.Schema:
+def _readable(dtype: pa.DataType) -> pa.DataType:
     """DuckDB reads no half floats."""
-    place = schema.get_field_index("embedding")
-    vector = pa.list_(pa.float32(), schema.field(place).type.list_size)
-    return schema.set(place, pa.field("embedding", vector)).remove_metadata()
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    return pa.Table.from_batches([batch]).cast(schema).combine_chunks().to_batches()[0]
+    if pa.types.is_float16(dtype):
+        return pa.float32()
+    is_vector = pa.types.is_fixed_size_list(dtype) and pa.types.is_float16(dtype.value_type)
+    return pa.list_(pa.float32(), dtype.list_size) if is_vector else dtype

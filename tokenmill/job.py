@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tokenmill.errors import ConfigError, InputNotFoundError, UnknownKeyError
-from tokenmill.schemas import ROW_KEY, TOKEN_COLUMNS
+from tokenmill.errors import ConfigError, UnknownKeyError
+from tokenmill.job_file import read_mapping
+from tokenmill.schemas import GROUP_FIGURES, RESERVED
 
 MIB = 1024 * 1024
 
@@ -66,6 +66,25 @@ class InputSpec(Spec):
         description="Text per shard, in bytes as stored. Changing it redoes finished shards.",
     )
     storage: StorageSpec = StorageSpec()
+
+    @field_validator("uri")
+    @classmethod
+    def _uri_is_named(cls, value: str | list[str]) -> str | list[str]:
+        if not all(uri.strip() for uri in ([value] if isinstance(value, str) else value)):
+            raise ValueError("must name a file, folder or glob")
+        return value
+
+    @field_validator("encoding")
+    @classmethod
+    def _encoding_has_lines(cls, value: str) -> str:
+        ascii_text = 'a\r\n,"{}\t'
+        try:
+            plain = ascii_text.encode("ascii").decode(value) == ascii_text
+        except (LookupError, UnicodeError) as exc:
+            raise ValueError("must be a text encoding that Python knows") from exc
+        if not plain:
+            raise ValueError("must write line ends as ASCII does; convert the files to utf-8")
+        return value
 
 
 class TokenizerSpec(Spec):
@@ -121,7 +140,7 @@ class InferenceSpec(Spec):
 class OutputSpec(Spec):
     """Where the tokens, results, rejects, receipts and the report go."""
 
-    uri: str = Field(description="Folder or bucket prefix that belongs to this job alone.")
+    uri: str = Field(min_length=1, description="Folder or bucket prefix that belongs to this job alone.")
     target_part_bytes: int = Field(
         128 * MIB, ge=1, description="Published files are compacted to about this size."
     )
@@ -181,9 +200,8 @@ class Job(Spec):
     @field_validator("input")
     @classmethod
     def _keep_is_free(cls, value: InputSpec) -> InputSpec:
-        taken = {f.name for f in (*ROW_KEY, *TOKEN_COLUMNS)} | {"embedding"}
         for name in value.keep:
-            if name in taken:
+            if name in RESERVED:
                 raise ValueError(f"keep: {name!r} is a column of tokenmill's own; rename it")
         if len(set(value.keep)) < len(value.keep):
             raise ValueError("keep: names a column twice")
@@ -194,6 +212,10 @@ class Job(Spec):
         for name in self.aggregate.group_by:
             if name not in self.input.keep:
                 raise ValueError(f"aggregate.group_by: {name!r} must be listed in input.keep")
+            if name in {figure.name for figure in GROUP_FIGURES}:
+                raise ValueError(f"aggregate.group_by: {name!r} is a column of the groups' own; rename it")
+        if len(set(self.aggregate.group_by)) < len(self.aggregate.group_by):
+            raise ValueError("aggregate.group_by: names a column twice")
         return self
 
     @classmethod
@@ -211,24 +233,16 @@ class Job(Spec):
     @classmethod
     def load(cls, path: str | Path) -> Job:
         """Read a job file (YAML).  Raises InputNotFoundError, UnknownKeyError, ConfigError."""
-        path = Path(path)
-        try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as exc:
-            raise InputNotFoundError(f"{path}: no such job file") from exc
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"{path}: cannot be read as a job file: {exc}") from exc
-        except yaml.YAMLError as exc:
-            raise ConfigError(f"{path}: not valid YAML: {' '.join(str(exc).split())}") from exc
-        if not isinstance(data, dict):
-            raise ConfigError(f"{path}: a job file is a mapping with name, input, inference, output")
-        return cls.parse(data, source=str(path))
+        return cls.parse(read_mapping(Path(path)), source=str(path))
+
+
+UNION_TAGS = ("str", "list[str]")  # what Pydantic adds to the place of input.uri
 
 
 def _as_config_error(exc: ValidationError, source: str) -> ConfigError:
     """Turn the first of Pydantic's complaints into one line a person can act on."""
     first = exc.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "job"
+    where = ".".join(str(part) for part in first["loc"] if part not in UNION_TAGS)
     more = len(exc.errors()) - 1
     rest = f" (and {more} more)" if more else ""
     if first["type"] == "extra_forbidden":
@@ -240,7 +254,8 @@ def _as_config_error(exc: ValidationError, source: str) -> ConfigError:
         return ConfigError(f"{source}: {where!r} is missing{rest}")
     given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
     message = first["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{source}: {where}: {message}{given}{rest}")
+    place = f"{source}: {where}" if where else source
+    return ConfigError(f"{place}: {message}{given}{rest}")
 
 
 def _keys_at(loc: tuple[int | str, ...]) -> list[str]:

@@ -12,6 +12,7 @@ import zstandard
 from tokenmill.errors import UnreadableFileError
 
 CHUNK_BYTES = 1 << 20
+ZSTD_FEED_BYTES = 1 << 14  # a few KiB of zstd may hold hundreds of MiB of zeros
 BOM = b"\xef\xbb\xbf"
 
 
@@ -32,7 +33,7 @@ def decompressed(file: IO[bytes], uri: str, compression: str | None) -> Iterator
 def _zstd_chunks(file: IO[bytes], uri: str) -> Iterator[bytes]:
     """All frames. Subtle: zstandard's stream reader ends quietly where a frame is cut short."""
     frame = None
-    while chunk := file.read(CHUNK_BYTES):
+    for chunk in _feed(file):
         while chunk:
             if frame is None:
                 frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
@@ -46,10 +47,18 @@ def _zstd_chunks(file: IO[bytes], uri: str) -> Iterator[bytes]:
         raise UnreadableFileError(f"{uri}: cut short: the last zstd frame is not complete")
 
 
-def iter_lines(chunks: Iterable[bytes], max_bytes: int) -> Iterator[tuple[bytes, bool]]:
+def _feed(file: IO[bytes]) -> Iterator[bytes]:
+    while block := file.read(CHUNK_BYTES):
+        yield from (block[at : at + ZSTD_FEED_BYTES] for at in range(0, len(block), ZSTD_FEED_BYTES))
+
+
+def iter_lines(
+    chunks: Iterable[bytes], max_bytes: int, keep_cr: bool = False
+) -> Iterator[tuple[bytes, bool]]:
     """Lines without their end, cut at LF or CRLF, and whether each was cut off at max_bytes.
 
     The last line counts whether or not it ends with a newline. No line is held beyond max_bytes.
+    keep_cr: leave the CR of a CRLF on the line.
     Example: [b"a\\nb", b"c"] -> (b"a", False), (b"bc", False)
     """
     pieces: list[bytes] = []
@@ -63,17 +72,17 @@ def iter_lines(chunks: Iterable[bytes], max_bytes: int) -> Iterator[tuple[bytes,
             held += len(line)
             started = started or bool(line)
             if number < len(lines) - 1:
-                yield _finish_line(pieces, held, max_bytes)
+                yield _finish_line(pieces, held, max_bytes, keep_cr)
                 pieces, held, started = [], 0, False
     if started:
-        yield _finish_line(pieces, held, max_bytes)
+        yield _finish_line(pieces, held, max_bytes, keep_cr)
 
 
-def _finish_line(pieces: list[bytes], held: int, max_bytes: int) -> tuple[bytes, bool]:
+def _finish_line(pieces: list[bytes], held: int, max_bytes: int, keep_cr: bool) -> tuple[bytes, bool]:
     line = b"".join(pieces)
     if held > max_bytes + 1 or (held == max_bytes + 1 and not line.endswith(b"\r")):
         return line[:max_bytes], True
-    return line.removesuffix(b"\r"), False
+    return (line if keep_cr else line.removesuffix(b"\r")), False
 
 
 def strip_bom(line: bytes) -> bytes:

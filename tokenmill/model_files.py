@@ -87,14 +87,34 @@ def _checked(folder: Path, name: str) -> Path:
     return folder
 
 
-@functools.lru_cache(maxsize=32)
+def first_line(exc: BaseException) -> str:
+    """What a foreign error says, on one line."""
+    lines = str(exc).strip().splitlines()
+    return lines[0] if lines else type(exc).__name__
+
+
+FolderState = tuple[tuple[str, int, int], ...]
+
+
+def folder_state(folder: Path) -> FolderState:
+    """Name, size and mtime of a checkpoint's files: whether what was read of it still holds."""
+    files = sorted(p for p in folder.rglob("*") if p.suffix in HASHED_SUFFIXES and p.is_file())
+    stats = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
 def folder_fingerprint(folder: Path) -> str:
     """Hash of the contents of a checkpoint's files, 32 hex digits. Names count, places do not."""
+    return _fingerprint(folder, folder_state(folder))
+
+
+@functools.lru_cache(maxsize=32)
+def _fingerprint(folder: Path, state: FolderState) -> str:
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.suffix in HASHED_SUFFIXES and p.is_file()):
-        with path.open("rb") as file:
+    for name, _, _ in state:
+        with (folder / name).open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+        digest.update(f"{name} {content}\n".encode())
     return digest.hexdigest()[:32]
 
 
@@ -202,7 +222,10 @@ class ModelLimits:
     positions: int | None
 
 
-OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xlm-roberta-xl")
+OFFSET_POSITIONS = frozenset(
+    {"roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet"}
+    | {"longformer", "data2vec-text", "ibert", "xmod", "luke", "esm", "lilt", "markuplm", "layoutlmv3"}
+)
 
 
 def read_limits(folder: Path) -> ModelLimits:
@@ -215,6 +238,9 @@ def read_limits(folder: Path) -> ModelLimits:
         raise ModelMismatchError(f"{folder}: no config.json; not a transformers checkpoint")
     text = config.get("text_config") or config
     positions = text.get("max_position_embeddings") or text.get("n_positions")
+    if positions and positions < 0:
+        positions = None  # XLNet's way to say that there is no limit
     if positions and config.get("model_type") in OFFSET_POSITIONS:
-        positions -= (config.get("pad_token_id") or 1) + 1
+        pad = config.get("pad_token_id")
+        positions -= (1 if pad is None else pad) + 1
     return ModelLimits(vocab_size=text.get("vocab_size"), positions=positions)

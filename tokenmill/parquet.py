@@ -39,9 +39,9 @@ class FileInfo:
 class PartWriter:
     """Cuts rows into row groups of bounded rows and bytes, however they arrive; counts them."""
 
-    def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema) -> None:
+    def __init__(self, writer: pq.ParquetWriter, schema: pa.Schema, group_rows: int) -> None:
         self._writer, self._schema = writer, schema
-        self._group_rows = max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // _fixed_row_bytes(schema)))
+        self._group_rows = max(1, min(group_rows, ROW_GROUP_BYTES // _fixed_row_bytes(schema)))
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
         self.rows = 0
@@ -68,9 +68,13 @@ class PartWriter:
 
 def _fixed_row_bytes(schema: pa.Schema) -> int:
     """Bytes of a row's vectors: the only columns that can make row groups too large by themselves."""
-    vectors = [f.type for f in schema if pa.types.is_fixed_size_list(f.type)]
+    vectors = [f.type for f in schema if _is_vector(f.type)]
     widths = [int(t.list_size) * int(t.value_type.bit_width) // 8 for t in vectors]
     return max(1, sum(widths))
+
+
+def _is_vector(dtype: pa.DataType) -> bool:
+    return pa.types.is_fixed_size_list(dtype) and bool(pa.types.is_floating(dtype.value_type))
 
 
 class Part:
@@ -82,15 +86,22 @@ class Part:
 
 
 @contextmanager
-def create_part(store: Store, name: str, schema: pa.Schema, metadata: Mapping[str, str]) -> Iterator[Part]:
+def create_part(
+    store: Store,
+    name: str,
+    schema: pa.Schema,
+    metadata: Mapping[str, str],
+    group_rows: int = ROW_GROUP_ROWS,
+) -> Iterator[Part]:
     """Write a Parquet file that appears whole under `name` when the block ends.
 
-    metadata: put into the footer.  Same rows and metadata give the same bytes.
+    metadata: put into the footer.  group_rows: most rows of a row group.
+    Same rows and metadata give the same bytes.
     """
     schema = schema.with_metadata({f"tokenmill.{k}": v for k, v in sorted(metadata.items())})
     with store.create(name) as scratch:
         with _parquet_writer(scratch, schema) as raw:
-            writer = PartWriter(raw, schema)
+            writer = PartWriter(raw, schema, group_rows)
             part = Part(writer)
             yield part
             writer.flush()
@@ -100,7 +111,12 @@ def create_part(store: Store, name: str, schema: pa.Schema, metadata: Mapping[st
 
 def _parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     """Settings measured on real tokens and vectors: see docs/decisions.md, "Parquet"."""
-    floats = [f"{f.name}.list.element" for f in schema if pa.types.is_fixed_size_list(f.type)]
+    # Subtle: DuckDB does not read half floats that are split by bytes.
+    floats = [
+        f"{f.name}.list.element"
+        for f in schema
+        if _is_vector(f.type) and not pa.types.is_float16(f.type.value_type)
+    ]
     plain = {f.name for f in schema if pa.types.is_nested(f.type)}
     return pq.ParquetWriter(
         path,
@@ -134,16 +150,21 @@ def open_parquet(file: IO[bytes], what: str) -> Iterator[pq.ParquetFile]:
     """A Parquet file with checksums verified.  Raises UnreadableFileError, naming `what`."""
     try:
         parquet = pq.ParquetFile(file, page_checksum_verification=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
+        if _is_of_storage(exc):
+            raise
         raise UnreadableFileError(f"{what}: not a readable Parquet file: {exc}") from exc
     try:
         yield parquet
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowIndexError) as exc:
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
+        if _is_of_storage(exc):
+            raise
         raise DataError(f"{what}: damaged: {exc}") from exc
-    except OSError as exc:
-        if "CRC checksum" in str(exc) or "Couldn't deserialize" in str(exc):
-            raise DataError(f"{what}: damaged: {exc}") from exc
-        raise
+
+
+def _is_of_storage(exc: Exception) -> bool:
+    """Whether reading bytes failed. Subtle: Arrow tells of damage by a plain OSError without errno."""
+    return isinstance(exc, OSError) and not (type(exc) is OSError and exc.errno is None)
 
 
 def iter_batches(
@@ -166,7 +187,10 @@ def iter_batches(
 def iter_part(store: Store, name: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Rows of a stored part in order.  Raises DataError if it is damaged."""
     with store.open_file(name) as file, mapped(f"reading {store.uri}/{name}"):
-        yield from iter_batches(file, f"{store.uri}/{name}", columns)
+        try:
+            yield from iter_batches(file, f"{store.uri}/{name}", columns)
+        except DataError as exc:
+            raise DataError(f"{exc}; delete it and run again to redo its shard") from exc
 
 
 def read_footer(file: IO[bytes], what: str) -> tuple[pa.Schema, pq.FileMetaData]:

@@ -1,7 +1,7 @@
 """The plan: which shards a job has, and which of them are done.
 
-Made from listings and footers alone; no text is read except the head of one file a format, to
-catch a wrong column name before any work starts.
+Made from listings, footers and the heads of CSV and JSONL files: a wrong column name is caught
+before any work starts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,19 @@ from typing import Any
 import pyarrow as pa
 
 from tokenmill import keys, parquet
-from tokenmill.columns import check_parquet_columns
-from tokenmill.corpus import Corpus, Slice, SourceFile, check_readable, find_corpus, group_slices
+from tokenmill.columns import check_json_keys, check_parquet_columns
+from tokenmill.corpus import (
+    Corpus,
+    Slice,
+    SourceFile,
+    check_readable,
+    find_corpus,
+    group_slices,
+    without_output,
+)
 from tokenmill.errors import ConfigError
 from tokenmill.job import InputSpec
-from tokenmill.readers import check_line_columns
+from tokenmill.readers import HEADS, head_columns
 from tokenmill.receipts import part_name, receipt_name
 from tokenmill.settle import Setup
 from tokenmill.store import StorageConfig, Store, mapped, open_filesystem
@@ -80,7 +88,7 @@ def make_plan(setup: Setup, storage: StorageConfig) -> Plan:
     storage: how to open the input.  Raises InputNotFoundError, ConfigError, UnreadableFileError.
     """
     spec = setup.job.input
-    corpus = find_corpus(spec, storage)
+    corpus = without_output(find_corpus(spec, storage), setup.job.output.uri)
     pieces = _slices(corpus, spec, storage)
     token_options = _token_options(setup)
     infer_options = setup.infer.key_options() if setup.infer else {}
@@ -134,20 +142,19 @@ def _shards(
 
 def _slices(corpus: Corpus, spec: InputSpec, storage: StorageConfig) -> list[Slice]:
     """Every file's slices, columns checked."""
+    lined = [file for file in corpus.files if file.format in HEADS]
+
+    def head_of(file: SourceFile) -> list[str]:
+        return head_columns(file, spec, storage)
+
     with ThreadPoolExecutor(max_workers=FOOTER_THREADS) as pool:
         found = list(pool.map(lambda file: _file_slices(file, spec, storage), corpus.files))
+        heads = dict(zip((f.uri for f in lined), pool.map(head_of, lined), strict=True))
+    check_json_keys({f.uri: heads[f.uri] for f in lined if f.format == "jsonl"}, spec)
     _check_kept_types([(file, types) for file, (_, types) in zip(corpus.files, found, strict=True)])
-    heads = {piece.file.format: piece for pieces, _ in reversed(found) for piece in pieces[:1]}
-    for fmt, piece in heads.items():
-        if fmt != "parquet":
-            _check_line_format(fmt, spec)
-            check_line_columns(piece, spec, storage)
-    return [piece for pieces, _ in found for piece in pieces]
-
-
-def _check_line_format(fmt: str, spec: InputSpec) -> None:
-    if fmt == "text" and (spec.id or spec.keep):
+    if (spec.id or spec.keep) and any(file.format == "text" for file in corpus.files):
         raise ConfigError("input: plain text has no columns; remove input.id and input.keep")
+    return [piece for pieces, _ in found for piece in pieces]
 
 
 def _check_kept_types(found: Sequence[tuple[SourceFile, Mapping[str, pa.DataType]]]) -> None:
@@ -180,9 +187,8 @@ def _parquet_slices(
     with mapped(f"reading {file.uri}"), fs.open(path, "rb") as handle:
         schema, metadata = parquet.read_footer(handle, file.uri)
     types = check_parquet_columns(schema, file.uri, spec)
-    column = next(
-        i for i in range(metadata.num_columns) if metadata.schema.column(i).path.split(".")[0] == spec.text
-    )
+    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    column = paths.index(spec.text)  # a text column is never nested, so that its path is its name
     slices: list[Slice] = []
     first, first_row, row, held = 0, 0, 0, 0
     for group in range(metadata.num_row_groups):

@@ -63,7 +63,7 @@ class Receipt:
     def idle_share(self) -> float:
         """Share of the wall in which the stage's own engine did not compute, 0 to 1."""
         wall = self.seconds["wall"]
-        return max(0.0, 1 - self.seconds["compute"] / wall) if wall > 0 else 0.0
+        return max(0.0, 1 - self.seconds.get("compute", 0.0) / wall) if wall > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -132,15 +132,19 @@ def read_receipts(store: Store, stage: Stage, keys: Iterable[str]) -> list[Recei
 def _parse(what: str, data: bytes) -> Receipt:
     try:
         return Receipt.from_json(json.loads(data))
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise DataError(
             f"{what}: not a receipt that this version reads; delete it to redo the shard"
         ) from exc
 
 
 def encode_json(value: Any) -> bytes:
-    """Readable, stable JSON: sorted keys, no NaN."""
-    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    """Readable, stable JSON: sorted keys, no NaN.
+
+    Subtle: a file name that is not UTF-8 holds lone surrogates; backslashreplace makes them JSON escapes.
+    """
+    text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    return (text + "\n").encode("utf-8", "backslashreplace")
 
 
 def peak_memory_bytes() -> int:

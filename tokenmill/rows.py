@@ -6,7 +6,7 @@ Shared by all readers. Knows no file format.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -73,6 +73,9 @@ class RowBuilder:
     chars_replaced: int = 0
     filled_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        self.uri = printable(self.uri)  # a file name need not be UTF-8
+
     def reject(self, ordinal: int, reason: str, detail: str, row_id: str | None, text: str | None) -> None:
         self.rejects.append(
             Reject(
@@ -104,7 +107,7 @@ class RowBuilder:
         if text is not None:
             self.add(ordinal, text, None, [None] * len(self.spec.keep))
 
-    def decode(self, ordinal: int, raw: bytes) -> str | None:
+    def decode(self, ordinal: int, raw: bytes, row_id: str | None = None) -> str | None:
         """The text, or None where the row was rejected."""
         try:
             return raw.decode(self.spec.encoding)
@@ -114,7 +117,7 @@ class RowBuilder:
                 self.count_replaced(text.count("\ufffd"))
                 return text
             detail = f"not {self.spec.encoding} at byte {exc.start} of the row"
-            self.reject(ordinal, "undecodable", detail, None, text)
+            self.reject(ordinal, "undecodable", detail, row_id, text)
             return None
 
     def count_replaced(self, num_chars: int) -> None:
@@ -147,6 +150,42 @@ class RowBuilder:
             rows_scrubbed=self.rows_scrubbed,
             chars_replaced=self.chars_replaced,
         )
+
+
+RowAction = Callable[[RowBuilder], None]
+
+
+def in_batches(builder_of: Callable[[], RowBuilder], rows: Iterator[RowAction]) -> Iterator[RowBatch]:
+    """Apply each row to the current builder; give a batch whenever one is full, and a last one."""
+    builder = builder_of()
+    for row in rows:
+        row(builder)
+        if builder.is_full:
+            yield builder.build()
+            builder = builder_of()
+    yield builder.build()
+
+
+def count_blank(builder: RowBuilder) -> None:
+    """A line without anything on it: no row, but counted."""
+    builder.lines_blank += 1
+
+
+def cut_line(ordinal: int, beginning: bytes, spec: InputSpec, row_id: str | None = None) -> RowAction:
+    """The reject of a row that is too long; `beginning` is what was read of it."""
+    sample = beginning[: 4 * SAMPLE_CHARS].decode(spec.encoding, "replace")
+    return lambda b: b.reject(ordinal, "row_too_large", too_large(spec), row_id, sample)
+
+
+def is_too_large(text: str, max_bytes: int) -> bool:
+    """Whether a text takes more than max_bytes as UTF-8."""
+    if len(text) * 4 <= max_bytes:
+        return False
+    return len(text) > max_bytes or len(text.encode("utf-8", "surrogatepass")) > max_bytes
+
+
+def too_large(spec: InputSpec) -> str:
+    return f"longer than input.max_row_bytes = {spec.max_row_bytes}"
 
 
 def printable(text: str) -> str:

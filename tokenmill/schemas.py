@@ -37,7 +37,12 @@ REJECT_COLUMNS = (
 )
 
 RESERVED = frozenset(f.name for f in ROW_KEY + TOKEN_COLUMNS) | {"embedding"}
-GROUP_COLUMNS = frozenset({"num_rows", "num_tokens", "mean_tokens", "centroid"})
+GROUP_FIGURES = (
+    pa.field("num_rows", pa.int64()),
+    pa.field("num_tokens", pa.int64()),
+    pa.field("mean_tokens", pa.float64()),
+    pa.field("centroid", pa.list_(pa.float32())),
+)
 
 FLOATS: Mapping[str, pa.DataType] = {"float32": pa.float32(), "float16": pa.float16()}
 

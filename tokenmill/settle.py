@@ -35,7 +35,6 @@ class TokenizeSetup:
     max_tokens: int
     overflow: str
     truncation_side: str
-    lower_case: bool
     model_vocab_size: int | None
 
     def key_options(self) -> dict[str, Any]:
@@ -46,7 +45,6 @@ class TokenizeSetup:
             "max_tokens": self.max_tokens,
             "overflow": self.overflow,
             "truncation_side": self.truncation_side,
-            "lower_case": self.lower_case,
             "model_vocab_size": self.model_vocab_size,
         }
 
@@ -137,7 +135,12 @@ def prepare(job: Job) -> Setup:
 
 
 def _refuse_blocks(job: Job) -> None:
-    blocks = {"tokenizer": job.tokenizer.block, "inference": job.inference.block}
+    blocks = {
+        "tokenizer": job.tokenizer.block,
+        "inference": job.inference.block,
+        "input.storage": job.input.storage.block,
+        "output.storage": job.output.storage.block,
+    }
     for name, block in blocks.items():
         if block:
             raise ConfigError(f"{name}.block: {block!r} can only be loaded under Prefect")
@@ -158,7 +161,12 @@ def _tokenize_setup(
     spec = job.tokenizer
     place = resolve_model(spec.name) if spec.name else folder
     assert place is not None  # prepare() has checked that one of the two is named
-    tokenizer = load_tokenizer(place, spec.special_tokens_in_text == "parse", job.inference.trust_remote_code)
+    tokenizer = load_tokenizer(
+        place,
+        parse_special_tokens=spec.special_tokens_in_text == "parse",
+        trust_remote_code=job.inference.trust_remote_code,
+        lower_case=bool(recipe and recipe.lower_case),
+    )
     prompt = _prompt(job, recipe)
     return TokenizeSetup(
         tokenizer=tokenizer,
@@ -167,7 +175,6 @@ def _tokenize_setup(
         max_tokens=_max_tokens(job, tokenizer, recipe, limits),
         overflow=spec.overflow,
         truncation_side=spec.truncation_side,
-        lower_case=bool(recipe and recipe.lower_case),
         model_vocab_size=limits.vocab_size,
     )
 

@@ -27,10 +27,12 @@ from tokenmill.job import StorageSpec
 
 SCRATCH = ".tmp"
 BUCKETS = ("s3", "s3a")
+LITERAL = (*BUCKETS, "file", "local", "memory")
 
 TRANSIENT_ERRNO = frozenset(
     {errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET}
     | {errno.EHOSTUNREACH, errno.EINTR, errno.EIO, errno.ENETUNREACH, errno.EPIPE, errno.ETIMEDOUT}
+    | {getattr(errno, "EREMOTEIO", errno.EIO)}  # s3fs: 500 InternalError
 )
 TRANSIENT_CLASSES = frozenset(
     {"ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"}  # aiohttp
@@ -97,17 +99,16 @@ def open_filesystem(uri: str, config: StorageConfig) -> tuple[fsspec.AbstractFil
 
     Example: "s3://bucket/a#b.parquet" -> (S3FileSystem, "bucket/a#b.parquet"): keys are literal.
     """
-    options = dict(config.options)
     protocol = uri.split("://", 1)[0] if "://" in uri else "file"
-    if protocol in BUCKETS:
-        options = {"use_listings_cache": False, "default_fill_cache": False, **options}
-    else:
-        options = {}
+    bucket = {"use_listings_cache": False, "default_fill_cache": False, **config.options}
     try:
-        fs, path = fsspec.core.url_to_fs(uri, **options)
+        if protocol not in LITERAL:
+            return fsspec.core.url_to_fs(uri)  # type: ignore[no-any-return]
+        # Subtle: url_to_fs takes "a::b" for a chain of file systems; here it is a name.
+        fs = fsspec.filesystem(protocol, **(bucket if protocol in BUCKETS else {}))
+        return fs, str(fs._strip_protocol(uri))
     except (ValueError, ImportError) as exc:
         raise ConfigError(f"{uri}: cannot be opened: {exc}") from exc
-    return fs, path
 
 
 def is_local(fs: fsspec.AbstractFileSystem) -> bool:
@@ -157,7 +158,7 @@ class Store:
                 return {}
         skip = len(self.root) + 1
         sizes = {str(info["name"])[skip:]: int(info["size"]) for info in found.values()}
-        return {name: size for name, size in sizes.items() if not name.startswith(f"{SCRATCH}/")}
+        return {name: size for name, size in sizes.items() if not _is_marker(name)}
 
     def open_file(self, name: str) -> IO[bytes]:
         """The file, for reading with seeks."""
@@ -212,7 +213,7 @@ class Store:
         """A second name for a finished file: a hard link where possible, else a copy."""
         with mapped(f"copying {self.uri}/{source}"):
             if not is_local(self.fs):
-                self.fs.copy(self.path(source), self.path(target))
+                self.fs.cp_file(self.path(source), self.path(target))  # copy() would expand globs
                 return
         with self.create(target) as scratch:
             try:
@@ -241,6 +242,11 @@ class Store:
                     path.unlink(missing_ok=True)
         if not any(scratch_dir.iterdir()):
             scratch_dir.rmdir()
+
+
+def _is_marker(name: str) -> bool:
+    """Scratch files, and the empty objects that S3's console makes for folders."""
+    return name.startswith(f"{SCRATCH}/") or name.endswith("/") or not name
 
 
 def _clock_of(folder: Path) -> float:

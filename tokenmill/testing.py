@@ -31,6 +31,17 @@ VOCAB_SIZE = 50_000
 LONGEST_WORD = 100
 
 
+FAKE_INFO = TokenizerInfo(
+    fingerprint="fake-tokenizer",
+    prefix_ids=(START,),
+    suffix_ids=(END,),
+    unknown_id=UNKNOWN,
+    pad_id=PAD,
+    vocab_size=VOCAB_SIZE,
+    max_tokens=None,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class FakeTokenizer:
     """One id per word: a checksum of it. Words of more than 100 characters are unknown.
@@ -38,15 +49,7 @@ class FakeTokenizer:
     Example: "a b a" -> [id of a, id of b, id of a]; START and END go around it later
     """
 
-    info: TokenizerInfo = TokenizerInfo(
-        fingerprint="fake-tokenizer",
-        prefix_ids=(START,),
-        suffix_ids=(END,),
-        unknown_id=UNKNOWN,
-        pad_id=PAD,
-        vocab_size=VOCAB_SIZE,
-        max_tokens=None,
-    )
+    info: TokenizerInfo = FAKE_INFO
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         rows = [[word_id(word) for word in text.split()] for text in texts]
@@ -167,7 +170,6 @@ def make_run(job: Job, tokenizer: FakeTokenizer | None = None) -> Run:
         max_tokens=spec.max_tokens or 256,
         overflow=spec.overflow,
         truncation_side=spec.truncation_side,
-        lower_case=False,
         model_vocab_size=VOCAB_SIZE,
     )
     no_folder = Path("/tokenmill-fake-model")

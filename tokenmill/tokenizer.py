@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import ModelMismatchError, ModelNotFoundError
+from tokenmill.model_files import FolderState, first_line, folder_state
 
 Int32s = npt.NDArray[np.int32]
 
@@ -63,8 +65,10 @@ class Tokenizer(Protocol):
 class HuggingFaceTokenizer:
     """A fast tokenizer of `transformers`; `encode` releases the GIL and uses all cores."""
 
-    def __init__(self, fast: Any, parse_special_tokens: bool) -> None:
+    def __init__(self, fast: Any, parse_special_tokens: bool, lower_case: bool = False) -> None:
         self._backend = fast.backend_tokenizer
+        if lower_case:
+            _lower_case(self._backend)
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = not parse_special_tokens
@@ -90,6 +94,22 @@ class HuggingFaceTokenizer:
         return Encoded(ids=flat, offsets_N1=offsets)
 
 
+def _lower_case(backend: Any) -> None:
+    """Lower-case what is not a special token, before all else. Source: sentence-transformers 6."""
+    from tokenizers import normalizers
+
+    known = backend.normalizer
+    if not _lowers(json.loads(backend.to_str())["normalizer"]):
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([known] if known else [])])
+
+
+def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
+    if normalizer is None:
+        return False
+    own = normalizer["type"] == "Lowercase" or bool(normalizer.get("lowercase"))
+    return own or any(_lowers(inner) for inner in normalizer.get("normalizers", []))
+
+
 def _special_template(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids put before and after every row.  Raises ModelMismatchError if it is not that simple."""
     whole = backend.encode("a", add_special_tokens=True).ids
@@ -113,27 +133,36 @@ def _fingerprint(backend: Any, prefix: Sequence[int], suffix: Sequence[int]) -> 
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-@functools.lru_cache(maxsize=8)
 def load_tokenizer(
-    folder: Path, parse_special_tokens: bool, trust_remote_code: bool = False
+    folder: Path, parse_special_tokens: bool, trust_remote_code: bool = False, lower_case: bool = False
 ) -> HuggingFaceTokenizer:
-    """A tokenizer from a local folder; no network.  Raises ModelNotFoundError, ModelMismatchError."""
+    """A tokenizer from a local folder, loaded once until its files change; no network.
+
+    Raises ModelNotFoundError, ModelMismatchError.
+    """
+    state = folder_state(folder)
+    return _load_tokenizer(folder, state, parse_special_tokens, trust_remote_code, lower_case)
+
+
+@functools.lru_cache(maxsize=8)
+def _load_tokenizer(
+    folder: Path,
+    state: FolderState,  # noqa: ARG001 (what the cache goes by)
+    parse_special_tokens: bool,
+    trust_remote_code: bool,
+    lower_case: bool,
+) -> HuggingFaceTokenizer:
     from transformers import AutoTokenizer
 
     try:
         fast = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trust_remote_code, use_fast=True
         )
-    except (OSError, ValueError, KeyError, ImportError) as exc:
-        raise ModelNotFoundError(f"tokenizer {folder}: cannot be loaded: {_first_line(exc)}") from exc
+    except Exception as exc:  # whatever damaged files provoke in foreign code
+        raise ModelNotFoundError(f"tokenizer {folder}: cannot be loaded: {first_line(exc)}") from exc
     if not getattr(fast, "is_fast", False):
         raise ModelMismatchError(f"tokenizer {folder}: has no fast (Rust) form; convert it to tokenizer.json")
-    return HuggingFaceTokenizer(fast, parse_special_tokens)
-
-
-def _first_line(exc: BaseException) -> str:
-    lines = str(exc).strip().splitlines()
-    return lines[0] if lines else type(exc).__name__
+    return HuggingFaceTokenizer(fast, parse_special_tokens, lower_case)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,16 +21,20 @@ from transformers.utils import logging as transformers_logging
 from tokenmill.backend import BackendInfo
 from tokenmill.errors import (
     BackendError,
+    BackendUnavailableError,
     ConfigError,
     ModelMismatchError,
     ModelNotFoundError,
     OutOfMemoryError,
 )
-from tokenmill.model_files import EncoderRecipe
+from tokenmill.model_files import EncoderRecipe, FolderState, first_line, folder_state
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ACTIVATIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU, "SiLU": nn.SiLU}
 DEFAULT_BATCH_TOKENS = {"cpu": 2048, "mps": 16_384, "cuda": 131_072}
+
+# Subtle: only CUDA's allocator has an exception of its own; the others raise RuntimeError.
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 
@@ -115,8 +119,8 @@ class TorchEmbedder:
         except torch.OutOfMemoryError as exc:
             torch.cuda.empty_cache()
             raise OutOfMemoryError(f"batch of {ids_BL.shape[0]} x {ids_BL.shape[1]} tokens") from exc
-        except RuntimeError as exc:
-            if "can't allocate memory" in str(exc) or "not enough memory" in str(exc):
+        except (RuntimeError, IndexError) as exc:
+            if any(words in str(exc) for words in OUT_OF_MEMORY):
                 raise OutOfMemoryError(f"batch of {ids_BL.shape[0]} x {ids_BL.shape[1]} tokens") from exc
             raise BackendError(
                 f"model failed on {ids_BL.shape[0]} x {ids_BL.shape[1]} tokens: {exc}"
@@ -140,7 +144,8 @@ def _pool(hidden_BLD: Tensor, real_BL: Tensor, mode: str, skip: int) -> Tensor:
     """One float32 vector a row from its real tokens, the first `skip` (a prompt's) left out."""
     if mode == "cls":
         # Subtle: with the prompt left out, sentence-transformers takes the first token after it.
-        return hidden_BLD[:, skip if real_BL.shape[1] > skip else 0].float()
+        first_B = (real_BL.sum(dim=1) > skip) * skip
+        return hidden_BLD[torch.arange(len(first_B), device=first_B.device), first_B].float()
     if mode == "last":
         last_B = real_BL.sum(dim=1) - 1
         return hidden_BLD[torch.arange(len(last_B), device=last_B.device), last_B].float()
@@ -151,6 +156,7 @@ def _pool(hidden_BLD: Tensor, real_BL: Tensor, mode: str, skip: int) -> Tensor:
 
 
 def _load_dense(folder: Path, activation: str) -> nn.Module:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = folder / "model.safetensors"
@@ -158,9 +164,12 @@ def _load_dense(folder: Path, activation: str) -> nn.Module:
         raise ModelMismatchError(f"{folder}: activation {activation} is not one of {', '.join(ACTIVATIONS)}")
     if not path.is_file():
         raise ModelMismatchError(f"{path}: not there; tokenmill loads safetensors only")
-    state = {name.removeprefix("linear."): tensor.float() for name, tensor in load_file(path).items()}
-    linear = nn.Linear(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
-    linear.load_state_dict(state)
+    try:
+        state = {name.removeprefix("linear."): tensor.float() for name, tensor in load_file(path).items()}
+        linear = nn.Linear(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
+        linear.load_state_dict(state)
+    except (SafetensorError, OSError, KeyError, RuntimeError) as exc:
+        raise ModelMismatchError(f"{path}: is not a linear layer: {first_line(exc)}") from exc
     return nn.Sequential(linear, ACTIVATIONS[activation]())
 
 
@@ -169,7 +178,6 @@ def _dense_width(dense: nn.Sequential, hidden: int) -> int:
     return linears[-1].out_features if linears else hidden
 
 
-@functools.lru_cache(maxsize=2)
 def load_embedder(
     folder: Path,
     *,
@@ -182,24 +190,58 @@ def load_embedder(
     threads: int | None,
     trust_remote_code: bool,
 ) -> TorchEmbedder:
-    """Load a checkpoint once per process; safetensors only, no network.
+    """Load a checkpoint once per process, until its files change; safetensors only, no network.
 
     Raises ModelNotFoundError, ModelMismatchError, ConfigError.
     """
+    return _load_embedder(
+        folder,
+        folder_state(folder),
+        device=device,
+        precision=precision,
+        recipe=recipe,
+        dimensions=dimensions,
+        num_prompt_tokens=num_prompt_tokens,
+        pad_id=pad_id,
+        threads=threads,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _load_embedder(
+    folder: Path,
+    state: FolderState,  # noqa: ARG001 (what the cache goes by)
+    *,
+    device: str,
+    precision: str,
+    recipe: EncoderRecipe,
+    dimensions: int | None,
+    num_prompt_tokens: int,
+    pad_id: int,
+    threads: int | None,
+    trust_remote_code: bool,
+) -> TorchEmbedder:
     picked = pick_device(device)
     settled = pick_precision(precision, picked)
     keep_freed_memory()
     if threads:
         torch.set_num_threads(threads)
-    return TorchEmbedder(
-        _load_model(folder, settled, trust_remote_code),
-        device=picked,
-        precision=settled,
-        recipe=recipe,
-        dimensions=dimensions,
-        num_prompt_tokens=num_prompt_tokens,
-        pad_id=pad_id,
-    )
+    model = _load_model(folder, settled, trust_remote_code)
+    try:
+        return TorchEmbedder(
+            model,
+            device=picked,
+            precision=settled,
+            recipe=recipe,
+            dimensions=dimensions,
+            num_prompt_tokens=num_prompt_tokens,
+            pad_id=pad_id,
+        )
+    except torch.OutOfMemoryError as exc:
+        raise BackendUnavailableError(
+            f"model {folder}: does not fit into the free memory of {picked}: {first_line(exc)}"
+        ) from exc
 
 
 def _load_model(folder: Path, precision: str, trust_remote_code: bool) -> nn.Module:
@@ -217,9 +259,8 @@ def _load_model(folder: Path, precision: str, trust_remote_code: bool) -> nn.Mod
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, ImportError) as exc:
-        line = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
-        raise ModelNotFoundError(f"model {folder}: cannot be loaded: {line}") from exc
+    except Exception as exc:  # whatever a damaged checkpoint provokes in foreign code
+        raise ModelNotFoundError(f"model {folder}: cannot be loaded: {first_line(exc)}") from exc
     missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
     if missing:
         raise ModelMismatchError(f"model {folder}: weights are missing, the first is {missing[0]}")

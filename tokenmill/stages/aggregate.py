@@ -14,14 +14,14 @@ from typing import Any
 import pyarrow as pa
 
 from tokenmill.accounting import Counts
-from tokenmill.errors import AccountingError, ConfigError, RejectLimitError
+from tokenmill.errors import AccountingError, ConfigError, DataError, RejectLimitError
 from tokenmill.groups import group_rows
 from tokenmill.job import Job
 from tokenmill.keys import fingerprint
 from tokenmill.manifest import Manifest, plan_fingerprint, read_manifest, write_manifest
 from tokenmill.parquet import FileInfo, create_part, iter_part, part_footer, sha256_of
 from tokenmill.plan import Plan, find_todo
-from tokenmill.receipts import Receipt, Stage, part_name, read_receipts, receipt_name, rejects_name
+from tokenmill.receipts import Receipt, Stage, part_name, read_receipts, receipt_name
 from tokenmill.settle import Setup
 from tokenmill.store import Store
 
@@ -49,6 +49,9 @@ def collect(plan: Plan, store: Store) -> Finished:
         )
     tokenize = tuple(read_receipts(store, "tokenize", plan.keys_of("tokenize")))
     infer = tuple(read_receipts(store, "infer", plan.keys_of("infer")))
+    sizes = store.sizes()
+    for receipt in (*tokenize, *infer):
+        _check_whole(receipt, store, sizes)
     for before, after in zip(tokenize, infer, strict=True):
         if before.counts.rows_out != after.counts.rows_in:
             raise AccountingError(
@@ -56,6 +59,16 @@ def collect(plan: Plan, store: Store) -> Finished:
                 f"{after.counts.rows_in} inferred"
             )
     return Finished(tokenize=tokenize, infer=infer, counts=job_counts(tokenize, infer))
+
+
+def _check_whole(receipt: Receipt, store: Store, sizes: Mapping[str, int]) -> None:
+    """Raises DataError if a file that the receipt names is gone or cut short."""
+    for file in (receipt.part, receipt.rejects):
+        if file and sizes.get(file.path) != file.bytes:
+            raise DataError(
+                f"{store.uri}/{file.path}: {sizes.get(file.path, 'no')} bytes, {file.bytes} were written; "
+                f"delete {receipt_name(receipt.stage, receipt.key)} and run again to redo its shard"
+            )
 
 
 def job_counts(tokenize: Sequence[Receipt], infer: Sequence[Receipt]) -> Counts:
@@ -154,7 +167,7 @@ def _compact(
 ) -> FileInfo:
     """Publish a group of parts as one file. The same group always gets the same name and bytes."""
     name = f"results/part-{number:05d}-{fingerprint([r.key for r in group])[:12]}.parquet"
-    if name in known and store.sizes(name):
+    if name in known and store.sizes(name).get(name) == known[name].bytes:
         return known[name]
     sources = [receipt.part.path for receipt in group]
     if len(sources) == 1:
@@ -190,14 +203,31 @@ def _rows(store: Store, files: Sequence[FileInfo]) -> Iterator[pa.RecordBatch]:
 
 def prune(plan: Plan, store: Store, manifest: Manifest) -> list[str]:
     """Remove files of this output that neither the manifest nor its shards name; their names."""
+    stale = _stale(plan, manifest, store.sizes())
+    store.remove(stale)
+    return stale
+
+
+def _stale(plan: Plan, manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
+    ours = (name for name in sizes if name.partition("/")[0] in OWN_FOLDERS and "/" in name)
+    return sorted(set(ours) - _named(plan, manifest))
+
+
+def _named(plan: Plan, manifest: Manifest) -> set[str]:
+    """Files that a published dataset consists of, or that its shards are resumed from."""
     named = {f.path for f in manifest.files()}
     stages: tuple[Stage, ...] = ("tokenize", "infer")
     for stage in stages:
         for key in plan.keys_of(stage):
-            named |= {receipt_name(stage, key), part_name(stage, key), rejects_name(stage, key)}
-    stale = [name for folder in OWN_FOLDERS for name in store.sizes(folder) if name not in named]
-    store.remove(stale)
-    return stale
+            named |= {receipt_name(stage, key), part_name(stage, key)}
+    return named
+
+
+def is_complete(plan: Plan, manifest: Manifest, store: Store) -> bool:
+    """Whether all that is published is there, and nothing that a stopped run left over."""
+    sizes = store.sizes()
+    whole = all(sizes.get(file.path) == file.bytes for file in manifest.files())
+    return whole and _named(plan, manifest) <= set(sizes) and not _stale(plan, manifest, sizes)
 
 
 def check_file(store: Store, file: FileInfo, sizes: Mapping[str, int]) -> str | None:

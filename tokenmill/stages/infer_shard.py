@@ -145,6 +145,7 @@ class Inferring:
         vectors_UD = np.zeros((len(lengths_U), self._backend.info.dimensions), dtype=np.float32)
         reasons_U: dict[int, str] = {}
         rows_of_U = np.bincount(uniques.unique_of_row_N, minlength=len(lengths_U))
+        tokens_of_U = lengths_U * rows_of_U
         todo = plan_batches(lengths_U, self.max_batch_tokens)[::-1]
         while todo:
             chosen_B = todo.pop()
@@ -157,9 +158,7 @@ class Inferring:
                     continue
                 todo = self._halve(lengths_U, [*todo, chosen_B])
                 continue
-            reporter().advance(
-                "infer", int(rows_of_U[chosen_B].sum()), int((lengths_U * rows_of_U)[chosen_B].sum())
-            )
+            reporter().advance("infer", int(rows_of_U[chosen_B].sum()), int(tokens_of_U[chosen_B].sum()))
         for unique in np.flatnonzero(~np.isfinite(vectors_UD).all(axis=1)):
             reasons_U[int(unique)] = "non_finite"
         affected = np.flatnonzero(np.isin(uniques.unique_of_row_N, list(reasons_U)))
@@ -205,7 +204,8 @@ def _results(
 ) -> tuple[pa.RecordBatch, list[Reject]]:
     """Result rows of the rows that have a finite vector, and the rejects."""
     field = schema.field("embedding")
-    cast_ND = vectors_ND.astype(field.type.value_type.to_pandas_dtype())
+    with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite, and so a reject
+        cast_ND = vectors_ND.astype(field.type.value_type.to_pandas_dtype())
     good = np.ones(len(cast_ND), dtype=bool)
     overflowed = np.flatnonzero(~np.isfinite(cast_ND).all(axis=1))
     reasons = {**dict.fromkeys(overflowed.tolist(), "non_finite"), **reasons}

@@ -23,7 +23,7 @@ from tokenmill.rows import SAMPLE_CHARS, Reject, RowBatch
 from tokenmill.schemas import REJECTS_SCHEMA, TOKENS_VERSION, kept_columns, tokens_schema
 from tokenmill.settle import TokenizeSetup
 from tokenmill.store import StorageConfig, Store
-from tokenmill.tokenizer import Cut, wrap_rows
+from tokenmill.tokenizer import Cut, TokenizerInfo, wrap_rows
 
 
 def tokenize_shard(
@@ -124,20 +124,16 @@ class _Tokenizing:
         """Token rows of the good rows, and every reject of the batch."""
         setup = self._setup
         with self.watch.timing("compute"):
-            encoded = setup.tokenizer.encode([self._prepared(text) for text in batch.texts])
+            encoded = setup.tokenizer.encode([setup.prompt + text for text in batch.texts])
         with self.watch.timing("pack"):
             lengths_N = np.diff(encoded.offsets_N1) + setup.tokenizer.info.num_special
             cut = wrap_rows(encoded, setup.tokenizer.info, setup.max_tokens, setup.truncation_side)
             reasons = self._reasons(lengths_N, cut)
             good = np.array([not reason for reason in reasons], dtype=bool)
-            table = _token_rows(batch.columns, cut, good, setup.tokenizer.info.unknown_id)
+            table = _token_rows(batch.columns, cut, good, setup.tokenizer.info)
             bad = batch.rejects + _rejects(batch, reasons)
             self._count(batch, table, bad)
         return table, sorted(bad, key=lambda reject: reject.row_ordinal)
-
-    def _prepared(self, text: str) -> str:
-        text = self._setup.prompt + text
-        return text.lower() if self._setup.lower_case else text
 
     def _reasons(self, lengths_N: npt.NDArray[np.int64], cut: Cut) -> list[tuple[str, str] | None]:
         """Why a row cannot go on, or None: empty, too long, or beyond the model's vocabulary."""
@@ -194,12 +190,14 @@ def _rejects(batch: RowBatch, reasons: list[tuple[str, str] | None]) -> list[Rej
 
 
 def _token_rows(
-    columns: pa.RecordBatch, cut: Cut, good: npt.NDArray[np.bool_], unknown_id: int | None
+    columns: pa.RecordBatch, cut: Cut, good: npt.NDArray[np.bool_], info: TokenizerInfo
 ) -> pa.RecordBatch:
     """The good rows as a batch of the token dataset."""
-    lengths_N = np.diff(cut.offsets_N1)
-    is_unknown = (cut.ids == unknown_id) if unknown_id is not None else np.zeros(len(cut.ids), bool)
-    unknown_N = np.diff(np.concatenate(([0], np.cumsum(is_unknown)))[cut.offsets_N1])
+    lengths_N, unknown = np.diff(cut.offsets_N1), info.unknown_id
+    is_unknown = (cut.ids == unknown) if unknown is not None else np.zeros(len(cut.ids), bool)
+    # Subtle: GPT-2's unknown token is also the one that some tokenizers put around every row.
+    expected = sum(token == unknown for token in (*info.prefix_ids, *info.suffix_ids))
+    unknown_N = np.diff(np.concatenate(([0], np.cumsum(is_unknown)))[cut.offsets_N1]) - expected
     schema = tokens_schema(kept_columns(columns.schema))
     values_type = schema.field("input_ids").type
     ids = pa.ListArray.from_arrays(

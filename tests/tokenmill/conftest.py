@@ -1,0 +1,48 @@
+"""Settings and expensive things that the engine's tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+import pytest
+from hypothesis import HealthCheck, settings
+from outputs import MINILM
+
+from tokenmill.backend import EmbedBackend
+from tokenmill.settle import Setup, prepare
+from tokenmill.testing import make_job
+
+# Derandomized: the same examples in every run, so that no test fails by luck.
+settings.register_profile(
+    "laws",
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("laws")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_fsync() -> Iterator[None]:
+    """No test cuts the power; waiting for the disk would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    """A job with the real MiniLM, settled."""
+    folder = tmp_path_factory.mktemp("minilm")
+    return prepare(make_job(folder, inference={"model": MINILM}))
+
+
+@pytest.fixture(scope="session")
+def minilm_backend(minilm: Setup) -> EmbedBackend:
+    """The real model, loaded once for all tests."""
+    return minilm.need_model().load_backend()

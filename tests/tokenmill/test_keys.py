@@ -1,0 +1,192 @@
+"""Shard keys: what changes a result changes the key, and what only changes speed does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from outputs import MINILM, jsonl, write_files
+from pydantic import BaseModel
+
+from tokenmill.job import Job
+from tokenmill.keys import fingerprint
+from tokenmill.model_files import resolve_model
+from tokenmill.plan import Plan, make_plan
+from tokenmill.settle import prepare
+from tokenmill.store import StorageConfig
+from tokenmill.testing import make_job
+
+TOKENS = {
+    "input.format": "csv",
+    "input.text": "body",
+    "input.id": "id",
+    "input.keep": ["lang"],
+    "input.rows": "files",
+    "input.nulls": "empty",
+    "input.encoding": "latin-1",
+    "input.undecodable": "replace",
+    "input.max_row_bytes": 2048,
+    "input.shard_bytes": 1,
+    "tokenizer.max_tokens": 100,
+    "tokenizer.overflow": "reject",
+    "tokenizer.truncation_side": "left",
+    "tokenizer.special_tokens_in_text": "parse",
+    "tokenizer.prompt": "query: ",
+}
+RESULTS = {
+    "inference.precision": "bf16",
+    "inference.pooling": "cls",
+    "inference.normalize": False,
+    "inference.dimensions": 128,
+    "inference.dtype": "float16",
+}
+NOTHING = {
+    "name": "another-name",
+    "input.storage.endpoint_url": "http://x",
+    "input.storage.region": "r",
+    "input.storage.anon": True,
+    "inference.device": "cpu",
+    "inference.trust_remote_code": True,
+    "output.target_part_bytes": 5,
+    "output.storage.endpoint_url": "http://x",
+    "output.storage.region": "r",
+    "output.storage.anon": True,
+    "aggregate.group_by": [],
+    "quality.max_reject_rate": 0.5,
+    "quality.max_unknown_rate": 0.5,
+    "run.workers": 7,
+    "run.on": "pool",
+    "run.max_batch_tokens": 99,
+    "run.window_rows": 3,
+    "run.threads": 1,
+    "run.gates": False,
+}
+# Tested one by one below, or with one value only.
+ELSEWHERE = {
+    "input.uri",
+    "output.uri",
+    "tokenizer.name",
+    "tokenizer.block",
+    "tokenizer.prompt_name",
+    "inference.model",
+    "inference.block",
+    "input.storage.block",
+    "output.storage.block",
+    "inference.task",
+}
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from leaves(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def changed(job: Job, path: str, value: Any) -> Job:
+    data = job.model_dump(mode="json")
+    *sections, name = path.split(".")
+    place = data
+    for section in sections:
+        place = place[section]
+    place[name] = value
+    return Job.parse(data)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    rows = [{"text": f"row {n}", "body": "b", "id": n, "lang": "en"} for n in range(3)]
+    write_files(tmp_path, {"a.jsonl": jsonl(rows), "b.jsonl": jsonl(rows)})
+    return make_job(tmp_path, inference={"model": MINILM})
+
+
+def plan_of(job: Job) -> Plan:
+    return make_plan(prepare(job), StorageConfig())
+
+
+def test_every_setting_is_either_in_the_keys_or_not() -> None:
+    assert set(leaves(Job)) == {*TOKENS, *RESULTS, *NOTHING, *ELSEWHERE}
+
+
+def test_equal_jobs_have_equal_keys(job: Job) -> None:
+    assert plan_of(job) == plan_of(job)
+
+
+@pytest.mark.parametrize(("path", "value"), TOKENS.items())
+def test_what_changes_tokens_changes_both_keys(job: Job, path: str, value: Any) -> None:
+    if path == "input.format":  # files that are JSONL and CSV at once
+        write_files(Path(str(job.input.uri)).parent, {"a.jsonl": "text\na", "b.jsonl": "text\nb"})
+    before, after = plan_of(job), plan_of(changed(job, path, value))
+    assert set(before.keys_of("tokenize")).isdisjoint(after.keys_of("tokenize"))
+    assert set(before.keys_of("infer")).isdisjoint(after.keys_of("infer"))
+
+
+@pytest.mark.parametrize(("path", "value"), RESULTS.items())
+def test_what_changes_results_changes_their_key_and_keeps_the_tokens(job: Job, path: str, value: Any) -> None:
+    before, after = plan_of(job), plan_of(changed(job, path, value))
+    assert before.keys_of("tokenize") == after.keys_of("tokenize")
+    assert set(before.keys_of("infer")).isdisjoint(after.keys_of("infer"))
+
+
+@pytest.mark.parametrize(("path", "value"), NOTHING.items())
+def test_what_changes_only_speed_or_limits_changes_no_key(job: Job, path: str, value: Any) -> None:
+    assert plan_of(job) == plan_of(changed(job, path, value))
+
+
+def test_another_model_changes_results_even_under_the_same_name(job: Job, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(resolve_model(MINILM), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / "model.safetensors").write_bytes(b"one")
+    job = changed(job, "inference.model", str(folder))
+    before = plan_of(job)
+    assert plan_of(job) == before
+    (folder / "model.safetensors").write_bytes(b"two")
+    after = plan_of(job)
+    assert before.keys_of("tokenize") == after.keys_of("tokenize")
+    assert set(before.keys_of("infer")).isdisjoint(after.keys_of("infer"))
+
+
+def test_another_tokenizer_changes_tokens_even_under_the_same_name(job: Job, tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(resolve_model(MINILM), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    job = changed(job, "tokenizer.name", str(folder))
+    before = plan_of(job)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "do_lower_case": False}))
+    assert set(before.keys_of("tokenize")).isdisjoint(plan_of(job).keys_of("tokenize"))
+
+
+def test_a_changed_file_changes_the_keys_of_its_own_shard_only(job: Job) -> None:
+    job = changed(job, "input.shard_bytes", 1)
+    before = plan_of(job).keys_of("tokenize")
+    write_files(Path(str(job.input.uri)).parent, {"b.jsonl": jsonl(["changed"])})
+    job = changed(job, "input.keep", [])
+    after = plan_of(job).keys_of("tokenize")
+    assert before[0] == after[0]
+    assert before[1] != after[1]
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(plain, plain)
+def test_fingerprints_are_equal_if_and_only_if_the_values_are(left: Any, right: Any) -> None:
+    same = json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+    assert (fingerprint(left) == fingerprint(right)) == same
+
+
+def test_fingerprints_do_not_depend_on_the_order_of_keys() -> None:
+    assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
+    assert len(fingerprint(0)) == 32

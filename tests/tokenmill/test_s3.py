@@ -1,0 +1,227 @@
+"""The same job on S3: same rows, same vectors, nothing done twice, keys literal. A server of its own."""
+# ruff: noqa: PT012 (what happens when a block fails is the subject)
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import fsspec
+import pytest
+from moto.server import ThreadedMotoServer
+from outputs import jsonl, published, published_bytes, run_fake, write_files
+
+from tokenmill.corpus import find_corpus
+from tokenmill.errors import InputNotFoundError, OutputError, StoreError
+from tokenmill.job import InputSpec, Job
+from tokenmill.store import StorageConfig, Store
+from tokenmill.testing import FakeBackend, make_job
+from tokenmill.verify import verify
+
+pytestmark = pytest.mark.service
+
+BUCKET = "corpus"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """A server that speaks S3 on a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    server.start()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client with an empty bucket; credentials come from the environment, as they would."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    fsspec.filesystem("s3").clear_instance_cache()
+    client = boto3.client("s3", endpoint_url=endpoint)
+    client.create_bucket(Bucket=BUCKET)
+    yield client
+    for key in keys(client):
+        client.delete_object(Bucket=BUCKET, Key=key)
+    client.delete_bucket(Bucket=BUCKET)
+    client.close()
+
+
+def keys(client: Any) -> list[str]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+    return sorted(entry["Key"] for page in pages for entry in page.get("Contents", []))
+
+
+FILES = {
+    "a#1.jsonl": jsonl([{"text": "one two", "k": "x"}, {"text": "three", "k": None}]) + "{bad\n",
+    "b%2F c+d.csv": 'text,k\n"multi\nline",y\nsecond,z\n',
+    "c d/e?f[1]*.jsonl": jsonl([{"text": "deep", "k": "x"}]),
+}
+
+
+def job_at(folder: Path, storage: dict[str, Any] | None, input_uri: str, output_uri: str) -> Job:
+    place = {"storage": storage} if storage else {}
+    return make_job(
+        folder,
+        input={"uri": input_uri, "keep": ["k"], "shard_bytes": 1, **place},
+        output={"uri": output_uri, **place},
+        aggregate={"group_by": ["k"]},
+        quality={"max_reject_rate": 0.5},
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path, s3: Any, endpoint: str) -> Job:
+    for name, content in FILES.items():
+        s3.put_object(Bucket=BUCKET, Key=f"in/{name}", Body=content.encode())
+    for marker in ("in/", "in/c d/", "out #1%20/"):  # as S3's console makes folders
+        s3.put_object(Bucket=BUCKET, Key=marker, Body=b"")
+    s3.put_object(Bucket=BUCKET, Key="in/_SUCCESS", Body=b"")
+    return job_at(tmp_path, {"endpoint_url": endpoint}, f"s3://{BUCKET}/in/", f"s3://{BUCKET}/out #1%20/")
+
+
+def store_of(job: Job) -> Store:
+    return Store.open(job.output.uri, StorageConfig.from_spec(job.output.storage))
+
+
+def rows_of(job: Job) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    from tokenmill.manifest import read_manifest
+
+    store = store_of(job)
+    manifest = read_manifest(store)
+    assert manifest is not None
+    rows = []
+    for file in manifest.results:
+        with store.open_file(file.path) as opened:
+            rows += pq.read_table(opened).to_pylist()
+    return rows
+
+
+def test_a_job_on_s3_gives_what_it_gives_on_disk(tmp_path: Path, job: Job, s3: Any) -> None:
+    manifest = run_fake(job)
+    write_files(tmp_path, FILES)
+    local = job_at(tmp_path, None, str(tmp_path / "in"), str(tmp_path / "out"))
+    beside = run_fake(local)
+    assert manifest.counts == beside.counts
+    remote_rows, local_rows = rows_of(job), published(local)
+    names = [row.pop("source_file") for row in remote_rows]
+    assert names == [row.pop("source_file").replace(str(tmp_path), f"s3://{BUCKET}") for row in local_rows]
+    assert remote_rows == local_rows
+    verdict = verify(store_of(job))
+    assert (verdict.problems, verdict.published, verdict.num_done) == ((), True, 3)
+    assert all(key.startswith(("in/", "out #1%20/")) for key in keys(s3))
+
+
+def test_a_second_run_on_s3_does_no_work_and_writes_nothing(job: Job, s3: Any) -> None:
+    manifest = run_fake(job)
+    before = s3.list_objects_v2(Bucket=BUCKET)["Contents"]
+    backend = FakeBackend(failures=10**6)
+    assert run_fake(job, backend) == manifest
+    assert backend.failures == 10**6
+    assert s3.list_objects_v2(Bucket=BUCKET)["Contents"] == before
+
+
+def test_what_is_lost_on_s3_is_made_again(job: Job, s3: Any) -> None:
+    run_fake(job)
+    store = store_of(job)
+    before = {name: store.read_bytes(name) for name in store.sizes() if not name.startswith("receipts/")}
+    for prefix in ("parts/", "results/", "receipts/infer-"):
+        lost = next(key for key in keys(s3) if key.startswith(f"out #1%20/{prefix}"))
+        s3.delete_object(Bucket=BUCKET, Key=lost)
+    run_fake(job)
+    assert {name: store.read_bytes(name) for name in before} == before
+    assert verify(store).problems == ()
+
+
+def test_an_object_that_changed_is_done_again_and_only_it(job: Job, s3: Any) -> None:
+    run_fake(job)
+    s3.put_object(
+        Bucket=BUCKET, Key="in/a#1.jsonl", Body=jsonl([{"text": "changed text", "k": "n"}]).encode()
+    )
+    backend = FakeBackend()
+    run_fake(job, backend)
+    assert backend.shapes == [(1, 4)]
+    assert verify(store_of(job)).problems == ()
+
+
+def test_keys_are_literal_and_folder_markers_are_no_files(job: Job, endpoint: str) -> None:
+    config = StorageConfig.from_spec(job.input.storage)
+    corpus = find_corpus(job.input, config)
+    assert [file.uri.removeprefix(f"s3://{BUCKET}/in/") for file in corpus.files] == sorted(FILES)
+    assert corpus.skipped == {"hidden (name begins with . or _)": 1}
+    for name in FILES:
+        (only,) = find_corpus(InputSpec(uri=f"s3://{BUCKET}/in/{name}"), config).files
+        assert only.uri == f"s3://{BUCKET}/in/{name}"
+        assert only.version.startswith("etag:")
+    globbed = find_corpus(InputSpec(uri=f"s3://{BUCKET}/in/*.csv"), config).files
+    assert [file.uri for file in globbed] == [f"s3://{BUCKET}/in/b%2F c+d.csv"]
+    everything = find_corpus(InputSpec(uri=f"s3://{BUCKET}/in/**"), config)
+    assert everything.files == corpus.files
+    assert everything.skipped == {"of unknown kind": 1}
+
+
+def test_listings_on_s3_are_never_stale(job: Job, s3: Any) -> None:
+    store = store_of(job)
+    assert store.sizes() == {}
+    s3.put_object(Bucket=BUCKET, Key="out #1%20/x", Body=b"123")
+    assert store.sizes() == store.sizes("x") == {"x": 3}
+    s3.put_object(Bucket=BUCKET, Key="out #1%20/x", Body=b"12345")
+    assert store.sizes() == {"x": 5}
+    assert store.read_bytes("x") == b"12345"
+    s3.put_object(Bucket=BUCKET, Key="out #1%20/x", Body=b"9")
+    assert store.open_file("x").read() == b"9"
+    assert store.sizes("nothing") == {}
+
+
+def test_a_failed_write_leaves_no_object(job: Job, s3: Any) -> None:
+    store = store_of(job)
+    with pytest.raises(ZeroDivisionError), store.create("a") as scratch:
+        scratch.write_bytes(b"half")
+        raise ZeroDivisionError
+    assert store.sizes() == {}
+    assert "Uploads" not in s3.list_multipart_uploads(Bucket=BUCKET)
+
+
+def test_what_is_not_there_on_s3_is_named(tmp_path: Path, job: Job, endpoint: str) -> None:
+    config = StorageConfig.from_spec(job.input.storage)
+    for uri in ("s3://no-such-bucket/x", f"s3://{BUCKET}/nothing/"):
+        with pytest.raises(InputNotFoundError, match=f"{uri} does not exist"):
+            find_corpus(InputSpec(uri=uri), config)
+    with pytest.raises(StoreError, match="FileNotFoundError"):
+        store_of(job).read_bytes("nothing")
+    write_files(tmp_path, FILES)
+    bad = make_job(tmp_path, output={"uri": "s3://no-such-bucket/out", "storage": {"endpoint_url": endpoint}})
+    with pytest.raises(OutputError, match=r"output\.uri: s3://no-such-bucket/out cannot be written"):
+        run_fake(bad)
+
+
+def test_another_jobs_prefix_is_refused(job: Job, s3: Any) -> None:
+    run_fake(job)
+    before = keys(s3)
+    with pytest.raises(OutputError, match="was written by job 'test-job'"):
+        run_fake(job.model_copy(update={"name": "other"}))
+    assert keys(s3) == before
+
+
+def test_local_bytes_are_published_as_they_are(tmp_path: Path, s3: Any, endpoint: str) -> None:
+    """A local corpus published to S3 has the very bytes of one published to disk."""
+    write_files(tmp_path, FILES)
+    local = job_at(tmp_path, None, str(tmp_path / "in"), str(tmp_path / "out"))
+    run_fake(local)
+    data = local.model_dump(mode="json")
+    data["output"] = {"uri": f"s3://{BUCKET}/out", "storage": {"endpoint_url": endpoint}}
+    remote = Job.parse(data)
+    run_fake(remote)
+    store = store_of(remote)
+    expected = published_bytes(local)
+    assert {name: store.read_bytes(name) for name in expected} == expected

@@ -1,0 +1,233 @@
+"""The one module that touches the device: checkpoints that are damaged, and failures of a batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import make_checkpoint
+
+from tokenmill import torch_backend
+from tokenmill.backend import EmbedBackend
+from tokenmill.errors import (
+    BackendError,
+    BackendUnavailableError,
+    ConfigError,
+    ModelMismatchError,
+    ModelNotFoundError,
+    OutOfMemoryError,
+    TokenmillError,
+)
+from tokenmill.model_files import read_recipe
+from tokenmill.torch_backend import TorchEmbedder, load_embedder, pick_device, pick_precision
+
+
+def load(folder: Path, **options) -> TorchEmbedder:
+    defaults = {
+        "device": "cpu",
+        "precision": "auto",
+        "recipe": read_recipe(folder),
+        "dimensions": None,
+        "num_prompt_tokens": 0,
+        "pad_id": 0,
+        "threads": None,
+        "trust_remote_code": False,
+    }
+    return load_embedder(folder, **{**defaults, **options})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("m") / "model", normalize=True)
+
+
+IDS = np.array([[101, 7592, 2088, 102], [101, 2088, 102, 0]], dtype=np.int64)
+LENGTHS = np.array([4, 3], dtype=np.int64)
+
+
+def test_a_loaded_model_describes_itself(model: Path) -> None:
+    info = load(model).info
+    assert (info.model_type, info.device, info.precision, info.pooling) == ("bert", "cpu", "fp32", "mean")
+    assert (info.dimensions, info.normalized, info.pad_id) == (32, True, 0)
+    assert json.loads(json.dumps(info.to_json()))["num_parameters"] > 30522 * 32
+    assert load(model).device_memory_bytes() == 0
+
+
+def test_a_model_is_loaded_once_until_its_files_change(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    first = load(folder)
+    assert load(folder) is first
+    before = first.embed(IDS, LENGTHS)
+    state = folder / "model.safetensors"
+    other = make_checkpoint(tmp_path / "other", kind="bert")
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-40_000:] = bytes(40_000)
+    state.write_bytes(weights)
+    second = load(folder)
+    assert second is not first
+    assert not np.array_equal(second.embed(IDS, LENGTHS), before)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_padding_changes_nothing(tmp_path: Path, pooling: str) -> None:
+    backend: EmbedBackend = load(make_checkpoint(tmp_path / "model", pooling=pooling))
+    together = backend.embed(IDS, LENGTHS)
+    alone = [
+        backend.embed(IDS[row : row + 1, :length], LENGTHS[row : row + 1])
+        for row, length in enumerate(LENGTHS)
+    ]
+    assert together.dtype == np.float32
+    np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-6)
+    garbage = IDS.copy()
+    garbage[1, 3] = 9999
+    np.testing.assert_allclose(backend.embed(garbage, LENGTHS), together, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_row_shorter_than_its_prompt_does_not_depend_on_its_neighbours(
+    tmp_path: Path, pooling: str
+) -> None:
+    folder = make_checkpoint(tmp_path / "model", pooling=pooling, include_prompt=False)
+    backend = load(folder, num_prompt_tokens=3)
+    together = backend.embed(IDS, LENGTHS)
+    np.testing.assert_allclose(backend.embed(IDS[1:, :3], LENGTHS[1:]), together[1:], atol=1e-6)
+    assert np.isfinite(together).all()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_is_close_and_comes_back_as_float32(model: Path, precision: str) -> None:
+    exact, low = load(model).embed(IDS, LENGTHS), load(model, precision=precision).embed(IDS, LENGTHS)
+    assert low.dtype == np.float32
+    np.testing.assert_allclose(low, exact, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemoryError),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), OutOfMemoryError),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), OutOfMemoryError),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), OutOfMemoryError),
+        (RuntimeError("expected scalar type Float"), BackendError),
+        (IndexError("index out of range in self"), BackendError),
+    ],
+)
+def test_failures_of_a_batch_are_errors_of_ours(
+    model: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[TokenmillError]
+) -> None:
+    backend = load(model)
+
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(backend, "_forward", fail)
+    with pytest.raises(expected, match="2 x 4 tokens") as caught:
+        backend.embed(IDS, LENGTHS)
+    assert type(caught.value) is expected
+
+
+def test_an_id_beyond_the_embeddings_is_an_error_not_a_crash(model: Path) -> None:
+    with pytest.raises(BackendError, match="model failed on 1 x 2 tokens"):
+        load(model).embed(np.array([[101, 10**6]]), np.array([2]))
+
+
+def test_a_model_that_does_not_fit_may_fit_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch_backend, "TorchEmbedder", fail)
+    with pytest.raises(BackendUnavailableError, match="does not fit into the free memory of cpu"):
+        load(make_checkpoint(tmp_path / "model"))
+
+
+def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(
+        ModelMismatchError, match=r"no \.safetensors file; tokenmill does not load pickled weights"
+    ):
+        load(folder)
+
+
+def damage_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "bert", "hidden_size": "wide"}')
+
+
+def cut_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def other_shapes(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "intermediate_size": 64}))
+
+
+def unknown_type(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "no-such-type"}')
+
+
+@pytest.mark.parametrize("damage", [damage_config, cut_weights, other_shapes, unknown_type])
+def test_a_damaged_checkpoint_is_one_line_that_names_it(tmp_path: Path, damage) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    damage(folder)
+    with pytest.raises(ModelNotFoundError, match=r"model .*model: cannot be loaded: \S") as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 3}))
+    with pytest.raises(ModelMismatchError, match=r"weights are missing, the first is encoder\.layer\.2"):
+        load(folder)
+
+
+def test_a_dense_layer_must_be_one_that_is_known_and_whole(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", dense=[(8, "activation.Tanh")])
+    assert load(folder).info.dimensions == 8
+    weights = folder / "2_Dense" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-3])
+    with pytest.raises(ModelMismatchError, match="is not a linear layer"):
+        load(folder)
+    weights.unlink()
+    with pytest.raises(ModelMismatchError, match="not there; tokenmill loads safetensors only"):
+        load(folder)
+    odd = make_checkpoint(tmp_path / "odd", dense=[(8, "activation.Hardswish")])
+    with pytest.raises(ModelMismatchError, match="activation Hardswish is not one of"):
+        load(odd)
+
+
+def test_dimensions_beyond_the_models_are_a_mistake_in_the_job(model: Path) -> None:
+    assert load(model, dimensions=32).info.dimensions == 32
+    with pytest.raises(ConfigError, match=r"inference\.dimensions: 33 is more than the model's 32"):
+        load(model, dimensions=33)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_that_is_not_there_is_a_mistake_in_the_job() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"inference\.device: cuda:3 is not there; 0 GPU\(s\) found"):
+        pick_device("cuda:3")
+    if not torch.backends.mps.is_available():
+        assert pick_device("auto") == torch.device("cpu")
+        with pytest.raises(ConfigError, match="mps is not there"):
+            pick_device("mps")
+
+
+def test_auto_precision_on_a_cpu_is_exact() -> None:
+    assert pick_precision("auto", torch.device("cpu")) == "fp32"
+    assert pick_precision("bf16", torch.device("cpu")) == "bf16"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_gives_the_same_vectors(model: Path) -> None:
+    cpu, gpu = load(model), load(model, device="cuda", precision="fp32")
+    np.testing.assert_allclose(gpu.embed(IDS, LENGTHS), cpu.embed(IDS, LENGTHS), atol=1e-3)
+    assert gpu.device_memory_bytes() > 0

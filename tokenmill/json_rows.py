@@ -1,0 +1,108 @@
+"""JSONL: every line an object, and a bad line costs nothing but itself. Values are taken as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from tokenmill.job import InputSpec
+from tokenmill.lines import iter_lines, strip_bom
+from tokenmill.rows import RowAction, RowBuilder, count_blank, cut_line, printable
+
+
+def json_rows(chunks: Iterable[bytes], spec: InputSpec) -> Iterator[RowAction]:
+    """One action per line, blank lines included."""
+    for ordinal, (line, cut) in enumerate(iter_lines(chunks, spec.max_row_bytes)):
+        yield _json_row(ordinal, strip_bom(line), cut, spec)
+
+
+def json_keys(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> list[str]:  # noqa: ARG001
+    """Keys of the objects in the first chunk, in order of first appearance."""
+    keys: dict[str, None] = {}
+    for line, _ in iter_lines(islice(chunks, 1), spec.max_row_bytes):
+        try:
+            keys.update(dict.fromkeys(parse_object(strip_bom(line).decode(spec.encoding))))
+        except ValueError:
+            continue  # told of when the row is read
+    return list(keys)
+
+
+def _json_row(ordinal: int, line: bytes, cut: bool, spec: InputSpec) -> RowAction:
+    if cut:
+        return cut_line(ordinal, line, spec)
+    if not line.strip():
+        return count_blank
+
+    def take(builder: RowBuilder) -> None:
+        text = builder.decode(ordinal, line)
+        if text is None:
+            return
+        try:
+            row = parse_object(text)
+            values = _json_values(row, text, spec)
+        except ValueError as exc:
+            builder.reject(ordinal, "bad_json", f"line {ordinal + 1}: {exc}", None, text)
+            return
+        row_id = _printable(values.get(spec.id)) if spec.id else None
+        if spec.text not in values:
+            detail = f"line {ordinal + 1}: no key {spec.text!r}"
+            builder.reject(ordinal, "missing_text", detail, row_id, text)
+            return
+        kept = [_printable(values.get(name)) for name in spec.keep]
+        builder.add(ordinal, values[spec.text], row_id, kept)
+
+    return take
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """One JSON object. Accepts lone surrogate escapes and NaN, which strict parsers refuse.
+
+    Raises ValueError.
+    """
+    try:
+        row = orjson.loads(text)
+    except (orjson.JSONDecodeError, UnicodeEncodeError):
+        row = _lenient(text)
+    if not isinstance(row, dict):
+        raise ValueError("not an object")
+    return row
+
+
+def _lenient(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as exc:
+        raise ValueError("nested too deeply") from exc
+
+
+def _json_values(row: Mapping[str, Any], text: str, spec: InputSpec) -> dict[str, str | None]:
+    """The wanted values as text, those that the row has.  Raises ValueError.
+
+    Subtle: orjson rounds integers of more than 64 bits to floats; ids may be that long.
+    """
+    wanted = [name for name in (spec.text, spec.id, *spec.keep) if name is not None and name in row]
+    if any(_may_be_rounded(row[name]) for name in wanted):
+        row = _lenient(text)
+    return {name: _json_text(row[name]) for name in wanted}
+
+
+def _may_be_rounded(value: Any) -> bool:
+    return isinstance(value, dict | list) or (isinstance(value, float) and abs(value) >= 2**63)
+
+
+def _json_text(value: Any) -> str | None:
+    """A JSON value as text: strings as they are, null as None, all else as JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError as exc:
+        raise ValueError("nested too deeply") from exc
+
+
+def _printable(text: str | None) -> str | None:
+    return text if text is None else printable(text)

@@ -1,0 +1,35 @@
+"""Vectors of a few texts, computed as a job computes those of its rows. No files are involved.
+
+Legend: N texts, U distinct token sequences, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.backend import EmbedBackend
+from tokenmill.batches import pad_batch, plan_batches
+from tokenmill.settle import Setup
+from tokenmill.tokenizer import wrap_rows
+
+
+def embed_texts(
+    setup: Setup, texts: Sequence[str], backend: EmbedBackend | None = None
+) -> npt.NDArray[np.float32]:
+    """One vector a text, shape (N, D), in order: same tokenizer, prompt, limit and model as the job's.
+
+    A longer text is cut to the job's limit, whatever the job does with such rows.
+    backend: default the job's own, loaded once per process.  Raises ConfigError's leaves, BackendError.
+    """
+    backend = backend or setup.need_model().load_backend()
+    tokenize = setup.tokenize
+    encoded = tokenize.tokenizer.encode([tokenize.prompt + text for text in texts])
+    cut = wrap_rows(encoded, tokenize.tokenizer.info, tokenize.max_tokens, tokenize.truncation_side)
+    vectors_ND = np.empty((len(texts), backend.info.dimensions), dtype=np.float32)
+    budget = setup.job.run.max_batch_tokens or backend.info.default_batch_tokens
+    for rows_B in plan_batches(np.diff(cut.offsets_N1), budget):
+        vectors_ND[rows_B] = backend.embed(*pad_batch(cut.ids, cut.offsets_N1, rows_B, backend.info.pad_id))
+    return vectors_ND
