@@ -1,12 +1,13 @@
 """tokenmill: a corpus goes through a transformer model, and every row is accounted for.
 
 From the ground up:
-    errors, schemas, job, keys                    what is said
-    batches, accounting, schedule                 what is decided; pure, no I/O, no torch
-    store, parquet, lines, rows, readers, corpus  what is read and written
-    tokenizer, backend, torch_backend, model_files    what computes
-    settle, plan, receipts, manifest              what a job comes to, and what is done
-    stages/, groups, engine, verify               what runs
+    errors, schemas, job_file, job, keys            what is said
+    batches, accounting, schedule                   what is decided; pure, no I/O, no torch
+    store, parquet, lines, rows                     what is read and written
+    json_rows, csv_rows, readers, corpus            ... row by row, file by file
+    tokenizer, backend, torch_backend, model_files  what computes
+    settle, plan, receipts, manifest                what a job comes to, and what is done
+    stages/, groups, engine, verify                 what runs
 Nothing here imports prefect. Heavy imports (torch, great_expectations) happen where they are used.
 """
 

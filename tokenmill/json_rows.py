@@ -16,8 +16,9 @@ from tokenmill.rows import RowAction, RowBuilder, count_blank, cut_line, printab
 
 def json_rows(chunks: Iterable[bytes], spec: InputSpec) -> Iterator[RowAction]:
     """One action per line, blank lines included."""
+    wanted = [name for name in (spec.text, spec.id, *spec.keep) if name is not None]
     for ordinal, (line, cut) in enumerate(iter_lines(chunks, spec.max_row_bytes)):
-        yield _json_row(ordinal, strip_bom(line), cut, spec)
+        yield _json_row(ordinal, strip_bom(line), cut, spec, wanted)
 
 
 def json_keys(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> list[str]:  # noqa: ARG001
@@ -31,7 +32,7 @@ def json_keys(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> list[str]: 
     return list(keys)
 
 
-def _json_row(ordinal: int, line: bytes, cut: bool, spec: InputSpec) -> RowAction:
+def _json_row(ordinal: int, line: bytes, cut: bool, spec: InputSpec, wanted: list[str]) -> RowAction:
     if cut:
         return cut_line(ordinal, line, spec)
     if not line.strip():
@@ -42,8 +43,7 @@ def _json_row(ordinal: int, line: bytes, cut: bool, spec: InputSpec) -> RowActio
         if text is None:
             return
         try:
-            row = parse_object(text)
-            values = _json_values(row, text, spec)
+            values = _json_values(parse_object(text), text, wanted)
         except ValueError as exc:
             builder.reject(ordinal, "bad_json", f"line {ordinal + 1}: {exc}", None, text)
             return
@@ -79,15 +79,17 @@ def _lenient(text: str) -> Any:
         raise ValueError("nested too deeply") from exc
 
 
-def _json_values(row: Mapping[str, Any], text: str, spec: InputSpec) -> dict[str, str | None]:
+def _json_values(row: Mapping[str, Any], text: str, wanted: list[str]) -> dict[str, str | None]:
     """The wanted values as text, those that the row has.  Raises ValueError.
 
     Subtle: orjson rounds integers of more than 64 bits to floats; ids may be that long.
     """
-    wanted = [name for name in (spec.text, spec.id, *spec.keep) if name is not None and name in row]
-    if any(_may_be_rounded(row[name]) for name in wanted):
-        row = _lenient(text)
-    return {name: _json_text(row[name]) for name in wanted}
+    found = {name: row[name] for name in wanted if name in row}
+    for name, value in found.items():
+        if not isinstance(value, str):
+            exact = _lenient(text)[name] if _may_be_rounded(value) else value
+            found[name] = _json_text(exact)
+    return found
 
 
 def _may_be_rounded(value: Any) -> bool:

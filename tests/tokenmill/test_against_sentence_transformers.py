@@ -62,7 +62,7 @@ def docstrings() -> Iterator[str]:
 def thousand_texts() -> list[str]:
     topics = list(pydoc_data.topics.topics.values())[:12]
     chosen = [*ODDITIES, *topics]
-    short = (text for text in docstrings() if len(text) < 100)
+    short = (text for text in docstrings() if len(text) < 80)
     return [*chosen, *islice(short, 1000 - len(chosen))]
 
 
