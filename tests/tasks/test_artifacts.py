@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,9 +11,8 @@ from tasks import artifacts
 
 
 @pytest.fixture(autouse=True)
-def closed_breaker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def closed_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "_breaker", artifacts._Breaker())
-    yield
 
 
 def test_a_call_that_works_gives_its_value() -> None:
