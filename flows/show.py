@@ -104,11 +104,8 @@ def show_summary(data: Data, console: Console) -> None:
     console.print(_stage_table(data["stages"]))
     for stage in data["stages"].values():
         console.print(f"  {escape(stage['held_back_by'])}", style="dim", highlight=False)
-    for gate in data["gates"] or []:
-        for check in gate["checks"]:
-            if not check["success"]:
-                line = f"  gate {gate['name']}: {check['expectation']}({check['column']}) is not met ({check['severity']})"
-                console.print(escape(line), style="yellow", highlight=False)
+    for line in _unmet(data["gates"] or []):
+        console.print(escape(line), style="yellow", highlight=False)
     console.print(_facts(_times(data), "Time"))
     console.print(_facts(_places(data), "Where it is"))
 
@@ -120,6 +117,16 @@ def _show_stage(data: Data, console: Console) -> None:
         ("output", data["output"]),
     ]
     console.print(_facts(rows if data["rows"] else rows[-1:], data["message"]))
+
+
+def _unmet(gates: list[Data]) -> list[str]:
+    """A line for each check that did not hold; those that fail the run never come here."""
+    return [
+        f"  gate {gate['name']}: {check['expectation']}({check['column']}) is not met ({check['severity']})"
+        for gate in gates
+        for check in gate["checks"]
+        if not check["success"]
+    ]
 
 
 def _account(counts: Data, rates: Data) -> list[tuple[str, Any]]:

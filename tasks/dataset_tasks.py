@@ -28,9 +28,7 @@ def gate_tokens(job: JobData) -> dict[str, Any]:
     plan = run.claimed_plan()
     receipts = read_receipts(run.store, "tokenize", plan.keys_of("tokenize"))
     limit = run.job.quality.max_unknown_rate
-    return _judged(
-        run, check_tokens(plan, run.setup.tokenize, run.store, receipts, max_unknown_rate=limit)
-    )
+    return _judged(run, check_tokens(plan, run.setup.tokenize, run.store, receipts, max_unknown_rate=limit))
 
 
 @task(name="gate-results", **TRANSIENT_RETRIES)

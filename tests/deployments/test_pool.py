@@ -70,20 +70,24 @@ class Server:
     api: httpx.Client
     env: dict[str, str]
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        answer = self.api.post(path, json=body)
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The answer. A server says 503 while its SQLite is locked; Prefect's own client asks again too."""
+        for _ in range(30):
+            answer = self.api.request(method, path, json=body)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(1)
         assert answer.is_success, f"{path}: {answer.status_code} {answer.text}"
         return answer.json()
 
     def run(self, deployment: str, job: dict[str, Any], limit_s: float = 240) -> dict[str, Any]:
         """The flow run of a deployment over a job, ended."""
-        found = self.api.get(f"/deployments/name/{deployment}")
-        assert found.is_success, found.text
+        found = self.ask("GET", f"/deployments/name/{deployment}")
         body = {"parameters": {"job": job}, "state": {"type": "SCHEDULED"}}
-        made = self.post(f"/deployments/{found.json()['id']}/create_flow_run", body)
+        made = self.ask("POST", f"/deployments/{found['id']}/create_flow_run", body)
 
         def ended() -> dict[str, Any] | None:
-            run: dict[str, Any] = self.api.get(f"/flow_runs/{made['id']}").json()
+            run: dict[str, Any] = self.ask("GET", f"/flow_runs/{made['id']}")
             return run if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
 
         run: dict[str, Any] = wait_for(f"the end of {deployment}", ended, limit_s)
@@ -91,7 +95,7 @@ class Server:
 
     def artifacts(self, flow_run_id: str, key: str) -> list[dict[str, Any]]:
         wanted = {"flow_run_id": {"any_": [flow_run_id]}, "key": {"any_": [key]}}
-        found: list[dict[str, Any]] = self.post("/artifacts/filter", {"artifacts": wanted})
+        found: list[dict[str, Any]] = self.ask("POST", "/artifacts/filter", {"artifacts": wanted})
         return found
 
 
@@ -168,8 +172,8 @@ def job_over(corpus: Path, out: Path, **sections: dict[str, Any]) -> dict[str, A
 
 def test_the_script_deploys_everything_and_says_what_comes_next(server: Server, deployed: str) -> None:
     names = {
-        (server.api.get(f"/flows/{d['flow_id']}").json()["name"], d["name"], d["work_pool_name"])
-        for d in server.post("/deployments/filter", {})
+        (server.ask("GET", f"/flows/{d['flow_id']}")["name"], d["name"], d["work_pool_name"])
+        for d in server.ask("POST", "/deployments/filter", {})
     }
     assert names == {
         ("token-pipeline", "cpu", "tokenmill-cpu"),
@@ -187,7 +191,7 @@ def test_the_script_deploys_everything_and_says_what_comes_next(server: Server, 
 
 
 def test_nothing_runs_at_night_until_somebody_says_so(server: Server, deployed: str) -> None:
-    found = server.api.get("/deployments/name/token-pipeline/cpu").json()
+    found = server.ask("GET", "/deployments/name/token-pipeline/cpu")
     [schedule] = found["schedules"]
     assert (schedule["active"], schedule["schedule"]["cron"]) == (False, "0 2 * * *")
     assert schedule["parameters"]["job"]["name"] == "docs-nightly"

@@ -115,7 +115,8 @@ def test_the_version_is_printed() -> None:
 
 def test_start_up_imports_nothing_heavy() -> None:
     code = (
-        "import sys, flows.cli; heavy = ('torch', 'prefect', 'transformers', 'great_expectations', 'duckdb'); "
+        "import sys, flows.cli; "
+        "heavy = ('torch', 'prefect', 'transformers', 'great_expectations', 'duckdb'); "
         "print([name for name in heavy if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
