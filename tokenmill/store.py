@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -184,7 +185,7 @@ class Store:
         exception in the block leave no object.
         """
         scratch_dir = Path(self.root) / SCRATCH if is_local(self.fs) else Path(tempfile.gettempdir())
-        scratch = scratch_dir / f"tokenmill-{uuid.uuid4().hex}"
+        scratch = scratch_dir / _scratch_name()
         with mapped(f"writing {self.uri}/{name}"):
             scratch_dir.mkdir(parents=True, exist_ok=True)
             try:
@@ -231,17 +232,37 @@ class Store:
                     continue
 
     def clear_scratch(self, older_than_s: float) -> None:
-        """Delete scratch files that a killed run left on a local disk."""
+        """Delete scratch files that a killed run left on a local disk.
+
+        Those of this machine's processes that are gone, and any that is older than the limit.
+        """
         scratch_dir = Path(self.root) / SCRATCH
         if not is_local(self.fs) or not scratch_dir.is_dir():
             return
         now = _clock_of(scratch_dir)
         for path in scratch_dir.iterdir():
-            with mapped(f"deleting {path}"):
-                if now - path.stat().st_mtime >= older_than_s:
-                    path.unlink(missing_ok=True)
-        if not any(scratch_dir.iterdir()):
-            scratch_dir.rmdir()
+            with mapped(f"deleting {path}"), suppress(FileNotFoundError):
+                if _is_orphan(path.name) or now - path.stat().st_mtime >= older_than_s:
+                    path.unlink()
+
+
+def _scratch_name() -> str:
+    """Says whose it is. Example: "tokenmill-node7-4711-3f0c..."."""
+    return f"tokenmill-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex}"
+
+
+def _is_orphan(name: str) -> bool:
+    """Whether a process of this machine made it that is not there any more."""
+    owner, _, pid = name.rpartition("-")[0].rpartition("-")
+    if owner != f"tokenmill-{platform.node()}" or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _is_marker(name: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -146,8 +148,20 @@ def test_only_old_scratch_files_of_killed_runs_are_cleared(tmp_path: Path) -> No
     assert [path.name for path in scratch.iterdir()] == ["young"]
     assert store.sizes() == {}
     store.clear_scratch(0)
-    assert not scratch.exists()
-    store.clear_scratch(0)
+    assert list(scratch.iterdir()) == []
+
+
+def test_scratch_files_of_processes_that_are_gone_are_cleared_at_once(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path))
+    killed = "with Store.open(sys.argv[1]).create('a') as path: path.touch(); os._exit(9)"
+    write = f"import os, sys; from tokenmill.store import Store\n{killed}"
+    subprocess.run([sys.executable, "-c", write, str(tmp_path)], check=False)
+    with store.create("mine") as mine:
+        mine.write_bytes(b"x")
+        assert len(list((tmp_path / ".tmp").iterdir())) == 2
+        store.clear_scratch(3600)
+        assert list((tmp_path / ".tmp").iterdir()) == [mine]
+    assert store.sizes() == {"mine": 1}
 
 
 @pytest.mark.parametrize(
