@@ -56,6 +56,7 @@ class Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
+            self._process.wait()
             lines = self._log.read_text(errors="replace").strip().splitlines() or ["no message"]
             raise TokenmillError(f"a child of the benchmark ended: {lines[-1]}; see {self._log}")
         return json.loads(line)  # type: ignore[no-any-return]

@@ -25,8 +25,8 @@ class Sizes:
 
 FULL = Sizes(
     corpus_tokens=1_000_000,
-    chunk_tokens=30_000,
-    num_chunks=4,
+    chunk_tokens=60_000,
+    num_chunks=3,
     job_tokens=150_000,
     job_repeats=2,
     memory_tokens=50_000,
@@ -35,7 +35,7 @@ SMOKE = Sizes(
     corpus_tokens=30_000,
     chunk_tokens=6_000,
     num_chunks=1,
-    job_tokens=12_000,
+    job_tokens=6_000,
     job_repeats=1,
     memory_tokens=4_000,
 )

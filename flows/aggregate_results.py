@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import State
 
 from flows.outcome import final_state
 from flows.shard_runs import bounded_runner
-from tasks.dataset_tasks import publish, write_report
+from tasks.dataset_tasks import gate_results, gate_tokens, publish, write_report
 from tasks.runs import job_data, open_run
 from tokenmill.job import Job
 
@@ -27,8 +27,10 @@ def aggregate_results(job: Job) -> State[dict[str, Any]]:
     start = time.perf_counter()
     run = open_run(job)
     run.setup.need_model()
-    run.claim(run.claimed_plan())
-    data = job_data(job)
-    published = publish(data)
-    summary = write_report(data, None, None, time.perf_counter() - start)
+    plan = run.claimed_plan()
+    run.claim(plan)
+    data, plan_id = job_data(job), run.plan_id(plan)
+    checked = [gate_tokens(data, plan_id), gate_results(data, plan_id)] if job.run.gates else None
+    published = publish(data, plan_id)
+    summary = write_report(data, plan_id, checked, None, time.perf_counter() - start)
     return final_state(job, summary, published, [])

@@ -36,7 +36,10 @@ app = typer.Typer(
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (YAML).", show_default=False)]
 Out = Annotated[
-    str, typer.Argument(metavar="OUT", help="An output of tokenmill: folder or URL.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="OUT", help="An output: folder, URL, or the job file that names it.", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and no progress.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show Prefect's own log.")]
@@ -218,10 +221,16 @@ def _open(job: Job) -> Any:
     return open_run(job)
 
 
-def _store(uri: str) -> Store:
+def _store(place: str) -> Store:
+    """An output by its folder or URL, or by the job file that names it and how to open it."""
     from tokenmill.store import Store
 
-    return Store.open(uri)
+    if place.endswith((".yaml", ".yml")):
+        from blocks.resolve import resolve
+
+        job, storages = resolve(_load(Path(place)))
+        return Store.open(job.output.uri, storages.output)
+    return Store.open(place)
 
 
 def _run_flow(name: str, job: Job, as_json: bool, verbose: bool) -> None:
@@ -242,7 +251,8 @@ def _show(data: Any, show: Any, as_json: bool) -> None:
 
 def main() -> None:
     """Entry point of the command."""
-    os.environ.setdefault("COLUMNS", "110") if not sys.stdout.isatty() else None
+    if not sys.stdout.isatty():
+        os.environ.setdefault("COLUMNS", "110")
     app()
 
 

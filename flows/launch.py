@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import time
+from contextlib import suppress
 from typing import Any, cast
 
+import httpx
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
 from rich.console import Console
 
@@ -13,6 +16,7 @@ from flows.outcome import nothing_to_do
 from flows.progress_lines import progress_style
 from flows.server import has_server, prefect_server
 from tasks.runs import job_data, open_run
+from tokenmill import errors
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.job import Job
 
@@ -58,7 +62,7 @@ def _settled_early(name: str, job: Job) -> dict[str, Any] | None:
     if name == "token_pipeline":
         run.setup.need_model()
         if not has_server() and not run.todo(plan).infer and run.is_published(plan):
-            return summary_of(nothing_to_do(run, plan))
+            return summary_of(nothing_to_do(run, plan, announce=False))
     return None
 
 
@@ -72,7 +76,6 @@ def summary_of(state: State[Any]) -> dict[str, Any]:
 
 def _on_pool(name: str, job: Job, console: Console) -> dict[str, Any]:
     """Run a deployment of the flow and follow it until it ends."""
-    from prefect.client.orchestration import get_client
     from prefect.deployments import run_deployment
     from prefect.exceptions import ObjectNotFound
 
@@ -88,9 +91,31 @@ def _on_pool(name: str, job: Job, console: Console) -> dict[str, Any]:
             f"run.on: no deployment {deployment} on this server; run `make deploy` first"
         ) from exc
     console.print(f"flow run {flow_run.name} of {deployment} is scheduled", highlight=False)
-    with get_client(sync_client=True) as client:
-        while not (state := client.read_flow_run(flow_run.id).state) or not state.is_final():
-            time.sleep(POLL_S)
+    try:
+        state = _final_state(flow_run)
+    except KeyboardInterrupt as exc:
+        raise TokenmillError(f"no longer following flow run {flow_run.name}; it goes on in its pool") from exc
     if not state.is_completed():
-        raise TokenmillError(f"flow run {flow_run.name} ended as {state.name}: {state.message}")
+        message = f"flow run {flow_run.name} ended as {state.name}: {state.message}"
+        raise _error_named_in(state.message or "")(message)
     return {"state": state.name, "message": state.message or "", "output": job.output.uri}
+
+
+def _final_state(flow_run: FlowRun) -> State[Any]:
+    """Waits for the end of a flow run; a server that is away for a while is asked again."""
+    with get_client(sync_client=True) as client:
+        while True:
+            with suppress(httpx.TransportError):
+                state = client.read_flow_run(flow_run.id).state
+                if state is not None and state.is_final():
+                    return state
+            time.sleep(POLL_S)
+
+
+def _error_named_in(message: str) -> type[TokenmillError]:
+    """The class of ours that a final state's message names: it carries the exit code."""
+    for word in message.replace(":", " ").split():
+        kind = getattr(errors, word, None)
+        if isinstance(kind, type) and issubclass(kind, TokenmillError):
+            return kind
+    return TokenmillError

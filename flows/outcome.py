@@ -13,17 +13,24 @@ from tasks.artifacts import log_summary, log_throughput
 from tokenmill.accounting import per_second
 from tokenmill.engine import Run
 from tokenmill.job import Job
+from tokenmill.manifest import read_manifest
 from tokenmill.plan import Plan
+from tokenmill.stages.aggregate import check_reject_limit
 
 Summary = dict[str, Any]
 
 
-def nothing_to_do(run: Run, plan: Plan) -> State[Summary]:
-    """Every shard is done and published: say so, and leave the dataset as it is."""
+def nothing_to_do(run: Run, plan: Plan, announce: bool = True) -> State[Summary]:
+    """Every shard is done and published: say so, and leave the dataset as it is.
+
+    announce: whether there is a server to send events to.  Raises RejectLimitError.
+    """
+    manifest = read_manifest(run.store)
+    assert manifest is not None  # is_published() has seen it
+    check_reject_limit(manifest.counts, run.job)
     message = f"Nothing to do: {len(plan.shards)} shards are done and published in {run.store.uri}"
-    return Completed(
-        message=message, data={"nothing_to_do": True, "message": message, "output": run.store.uri}
-    )
+    summary = {"nothing_to_do": True, "message": message, "output": run.store.uri}
+    return _completed(run.job.name, manifest.counts.rows_rejected if announce else 0, message, summary)
 
 
 def stage_state(run: Run, plan: Plan, stage: str, figures: Sequence[Mapping[str, Any]]) -> State[Summary]:

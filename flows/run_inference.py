@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import State
 from flows.outcome import stage_state
 from flows.progress_lines import reporting
 from flows.shard_runs import bounded_runner, run_shards
-from tasks.dataset_tasks import gate_results
+from tasks.dataset_tasks import check_model, gate_results
 from tasks.runs import job_data, open_run
 from tokenmill.errors import ConfigError
 from tokenmill.job import Job
@@ -29,6 +29,8 @@ def run_inference(job: Job) -> State[dict[str, Any]]:
     run = open_run(job)
     run.setup.need_model()
     plan = run.claimed_plan()
+    data = job_data(job)
+    check_model(data)
     run.claim(plan)
     todo = run.todo(plan)
     unready = {shard.index for shard in todo.tokenize}
@@ -37,10 +39,9 @@ def run_inference(job: Job) -> State[dict[str, Any]]:
         raise ConfigError(
             f"{run.store.uri}: {len(unready)} shards are not tokenized; run `tokenmill tokenize` first"
         )
-    data = job_data(job)
     with reporting(plan, Todo(tokenize=(), infer=ready)):
         outcome = run_shards(run, data, Todo(tokenize=(), infer=ready))
     outcome.raise_first(len(plan.shards))
-    if job.run.gates and ready and len(ready) == len(todo.infer):
-        gate_results(data)
+    if job.run.gates and len(ready) == len(todo.infer):
+        gate_results(data, run.plan_id(plan))
     return stage_state(run, plan, "infer", outcome.figures)

@@ -18,7 +18,7 @@ from tasks.artifacts import ProgressArtifact
 from tasks.runs import JobData
 from tasks.shard_tasks import infer_shard, tokenize_shard
 from tokenmill.engine import INFER_SLOTS, Run
-from tokenmill.errors import StoreError, TokenmillError
+from tokenmill.errors import TokenmillError
 from tokenmill.plan import Shard, Todo
 from tokenmill.receipts import Stage
 from tokenmill.schedule import pipelined
@@ -48,11 +48,15 @@ class Outcome:
         if len(self.errors) == 1 and num_shards == 1:
             raise error
         message = (
-            f"{len(self.errors)} of {num_shards} shards failed, the first is {name}: {error}; "
+            f"{len(self.errors)} of {num_shards} shards failed, the first is {name}: {_told(error)}; "
             "the others are kept, run again to finish"
         )
-        kind = type(error) if isinstance(error, TokenmillError) else StoreError
+        kind = type(error) if isinstance(error, TokenmillError) else TokenmillError
         raise kind(message) from error
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, TokenmillError) else f"unexpected {type(error).__name__}: {error}"
 
 
 def run_shards(
@@ -60,7 +64,7 @@ def run_shards(
 ) -> Outcome:
     """Run what is left of both stages as task runs. Shards that fail do not stop the others.
 
-    on_tokenized: called once, when no shard is left to tokenize.
+    on_tokenized: called once, when every shard is tokenized.
     """
     progress = ProgressArtifact(f"shards of job {run.job.name}")
     outcome, total = Outcome(), len(todo.tokenize) + len(todo.infer)
@@ -85,7 +89,7 @@ def run_shards(
         _note(outcome, f"{finished.stage}-{finished.shard.index}", _state(finished.future))
         progress.update((number + 1) / total)
         to_tokenize -= finished.stage == "tokenize"
-        if finished.stage == "tokenize" and to_tokenize == 0:
+        if finished.stage == "tokenize" and to_tokenize == 0 and not outcome.errors:
             on_tokenized()
     return outcome
 

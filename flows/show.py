@@ -97,6 +97,9 @@ def show_summary(data: Data, console: Console) -> None:
     if data.get("nothing_to_do"):
         console.print(data["message"], highlight=False)
         return
+    if "rows" not in data and "counts" not in data:
+        console.print(_facts([("output", data["output"])], data["message"]))
+        return
     if "counts" not in data:
         _show_stage(data, console)
         return

@@ -12,7 +12,7 @@ from prefect.futures import PrefectFuture
 from flows.outcome import final_state, nothing_to_do
 from flows.progress_lines import reporting
 from flows.shard_runs import bounded_runner, run_shards
-from tasks.dataset_tasks import gate_results, gate_tokens, publish, write_report
+from tasks.dataset_tasks import check_model, gate_results, gate_tokens, publish, write_report
 from tasks.runs import job_data, open_run
 from tokenmill.job import Job
 
@@ -33,20 +33,22 @@ def token_pipeline(job: Job) -> State[dict[str, Any]]:
     todo = run.todo(plan)
     if not todo.infer and run.is_published(plan):
         return nothing_to_do(run, plan)
+    data, plan_id = job_data(job), run.plan_id(plan)
+    if todo.infer:
+        check_model(data)
     run.claim(plan)
     gates: list[PrefectFuture[dict[str, Any]]] = []
-    data = job_data(job)
 
     def check_tokens() -> None:
         if job.run.gates:
-            gates.append(gate_tokens.submit(data))
+            gates.append(gate_tokens.submit(data, plan_id))
 
     with reporting(plan, todo):
         outcome = run_shards(run, data, todo, on_tokenized=check_tokens)
     outcome.raise_first(len(plan.shards))
     if job.run.gates:
-        gates.append(gate_results.submit(data))
+        gates.append(gate_results.submit(data, plan_id))
     checked = [gate.result() for gate in gates]
-    published = publish(data)
-    summary = write_report(data, checked, dict(plan.skipped), time.perf_counter() - start)
+    published = publish(data, plan_id)
+    summary = write_report(data, plan_id, checked, dict(plan.skipped), time.perf_counter() - start)
     return final_state(job, summary, published, outcome.figures)

@@ -31,6 +31,6 @@ def tokenize_corpus(job: Job) -> State[dict[str, Any]]:
     with reporting(plan, todo):
         outcome = run_shards(run, data, todo)
     outcome.raise_first(len(plan.shards))
-    if job.run.gates and todo.tokenize:
-        gate_tokens(data)
+    if job.run.gates:
+        gate_tokens(data, run.plan_id(plan))
     return stage_state(run, plan, "tokenize", outcome.figures)

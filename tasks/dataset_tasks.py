@@ -19,25 +19,31 @@ if TYPE_CHECKING:
     from tokenmill.gates import GateResult
 
 
+@task(name="check-model", **TRANSIENT_RETRIES)
+def check_model(job: JobData) -> None:
+    """The model loads and runs a row here, before anything is written."""
+    open_run(job).check_model()
+
+
 @task(name="gate-tokens", **TRANSIENT_RETRIES)
-def gate_tokens(job: JobData) -> dict[str, Any]:
+def gate_tokens(job: JobData, plan_id: str) -> dict[str, Any]:
     """The token dataset is what it says it is. A critical failure fails the run."""
     from tokenmill.gates import check_tokens
 
     run = open_run(job)
-    plan = run.claimed_plan()
+    plan = run.claimed_plan(plan_id)
     receipts = read_receipts(run.store, "tokenize", plan.keys_of("tokenize"))
     limit = run.job.quality.max_unknown_rate
     return _judged(run, check_tokens(plan, run.setup.tokenize, run.store, receipts, max_unknown_rate=limit))
 
 
 @task(name="gate-results", **TRANSIENT_RETRIES)
-def gate_results(job: JobData) -> dict[str, Any]:
+def gate_results(job: JobData, plan_id: str) -> dict[str, Any]:
     """Every row has one finite result. A critical failure fails the run."""
     from tokenmill.gates import check_results
 
     run = open_run(job)
-    plan = run.claimed_plan()
+    plan = run.claimed_plan(plan_id)
     receipts = read_receipts(run.store, "infer", plan.keys_of("infer"))
     return _judged(run, check_results(plan, run.setup, run.store, receipts))
 
@@ -52,11 +58,11 @@ def _judged(run: Run, result: GateResult) -> dict[str, Any]:
 
 
 @task(name="publish", **TRANSIENT_RETRIES)
-def publish(job: JobData) -> dict[str, Any]:
+def publish(job: JobData, plan_id: str) -> dict[str, Any]:
     """Finished shards become a published dataset with a manifest. Returns its sums."""
     start = time.perf_counter()
     run = open_run(job)
-    plan = run.claimed_plan()
+    plan = run.claimed_plan(plan_id)
     manifest = run.publish(plan, run.collect(plan))
     seconds = time.perf_counter() - start
     figures = {
@@ -74,13 +80,17 @@ def publish(job: JobData) -> dict[str, Any]:
 
 @task(name="write-report", **TRANSIENT_RETRIES)
 def write_report(
-    job: JobData, gates: list[dict[str, Any]] | None, skipped: dict[str, int] | None, seconds: float
+    job: JobData,
+    plan_id: str,
+    gates: list[dict[str, Any]] | None,
+    skipped: dict[str, int] | None,
+    seconds: float,
 ) -> dict[str, Any]:
     """The report is written beside the dataset. Returns its summary, without the list of shards."""
     from tokenmill import report
 
     run = open_run(job)
-    finished = run.collect(run.claimed_plan())
+    finished = run.collect(run.claimed_plan(plan_id))
     data = report.report_data(
         run.job,
         finished,

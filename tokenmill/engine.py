@@ -11,7 +11,10 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from tokenmill.backend import EmbedBackend
+from tokenmill.errors import OutputError
 from tokenmill.job import Job
 from tokenmill.manifest import (
     Manifest,
@@ -21,7 +24,15 @@ from tokenmill.manifest import (
     plan_fingerprint,
     read_manifest,
 )
-from tokenmill.plan import Plan, Shard, Todo, find_todo, make_plan
+from tokenmill.plan import (
+    Plan,
+    Shard,
+    Todo,
+    check_results_key,
+    check_tokens_key,
+    find_todo,
+    make_plan,
+)
 from tokenmill.receipts import Receipt, Stage
 from tokenmill.schedule import pipelined
 from tokenmill.settle import Setup, prepare
@@ -74,10 +85,23 @@ class Run:
         check_owner(self.store, self.job)
         return plan
 
-    def claimed_plan(self) -> Plan:
-        """The shards that the output was claimed for.  Raises ConfigError, OutputError."""
+    def claimed_plan(self, expected: str | None = None) -> Plan:
+        """The shards that the output was claimed for.
+
+        expected: `plan_id` of the caller's own plan.  Raises ConfigError, OutputError.
+        """
         check_owner(self.store, self.job)
-        return claimed_plan(self.store, self.setup)
+        plan = claimed_plan(self.store, self.setup)
+        if expected is not None and self.plan_id(plan) != expected:
+            raise OutputError(
+                f"output.uri: {self.store.uri} was claimed by a later run of this job, which will publish; "
+                "let one run end before the next"
+            )
+        return plan
+
+    def plan_id(self, plan: Plan) -> str:
+        """What a plan would publish, as a hash."""
+        return plan_fingerprint(plan, self.job)
 
     def todo(self, plan: Plan) -> Todo:
         return find_todo(plan, self.store)
@@ -94,11 +118,22 @@ class Run:
         claim_output(self.store, self.job, plan)
         self.store.clear_scratch(STALE_SCRATCH_S)
 
+    def check_model(self, backend: EmbedBackend | None = None) -> None:
+        """Load the model and run one row, so that what does not work is known before anything is
+        written.  Raises ConfigError's leaves, BackendError.
+        """
+        backend = backend or self.setup.need_model().load_backend()
+        info = self.setup.tokenize.tokenizer.info
+        row = [*info.prefix_ids, *info.suffix_ids] or [info.pad_id]
+        backend.embed(np.array([row], dtype=np.int64), np.array([len(row)], dtype=np.int64))
+
     def tokenize(self, shard: Shard) -> Receipt:
+        check_tokens_key(self.setup, shard)
         return tokenize_shard(shard, self.setup.tokenize, self.job, self.store, self.storages.input)
 
     def infer(self, shard: Shard, backend: EmbedBackend | None = None) -> Receipt:
         setup = self.setup.need_model()
+        check_results_key(self.setup, shard)
         fingerprint = setup.key_options()["model"]
         return infer_shard(shard, backend or setup.load_backend(), self.job, self.store, fingerprint)
 
@@ -146,6 +181,8 @@ def finish(run: Run, backend: EmbedBackend | None = None) -> Manifest:
     """Do what is left of a job, publication included."""
     run.setup.need_model()
     plan = run.plan()
+    if run.todo(plan).infer:
+        run.check_model(backend)
     run.claim(plan)
     if not run.is_published(plan) or run.todo(plan).infer:
         run_shards(run, plan, backend)

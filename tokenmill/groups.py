@@ -6,6 +6,7 @@ One thread and a fixed order, so that the same results give the same bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from tempfile import TemporaryDirectory
 
 import duckdb
 import pyarrow as pa
@@ -64,7 +65,8 @@ class _View:
 
     def query(self, sql: str) -> pa.Table:
         batches = (self._batch(batch) for batch in self._rows())
-        with duckdb.connect() as connection:
+        with duckdb.connect() as connection, TemporaryDirectory(prefix="tokenmill-groups-") as spill:
+            connection.execute(f"SET temp_directory = '{spill}'")
             connection.execute("SET threads TO 1")
             connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
             try:

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -72,6 +73,8 @@ class InputSpec(Spec):
     def _uri_is_named(cls, value: str | list[str]) -> str | list[str]:
         if not all(uri.strip() for uri in ([value] if isinstance(value, str) else value)):
             raise ValueError("must name a file, folder or glob")
+        for uri in [value] if isinstance(value, str) else value:
+            refuse_secrets(uri)
         return value
 
     @field_validator("encoding")
@@ -85,6 +88,13 @@ class InputSpec(Spec):
         if not plain:
             raise ValueError("must write line ends as ASCII does; convert the files to utf-8")
         return value
+
+
+def refuse_secrets(uri: str) -> None:
+    """Raises ValueError for a URI that holds a password or a signature: jobs are stored and shown."""
+    parts = urlsplit(uri if "://" in uri else "")
+    if parts.password or "signature=" in parts.query.lower():
+        raise ValueError("must not hold a password or signature; use a storage block or the environment")
 
 
 class TokenizerSpec(Spec):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tokenmill.schemas import RESULTS_VERSION, TOKENS_VERSION
+from tokenmill.schemas import REJECTS_VERSION, RESULTS_VERSION, TOKENS_VERSION
 
 KEY_LENGTH = 32
 
@@ -26,9 +26,13 @@ def fingerprint(value: Any) -> str:
 
 def tokenize_key(slices: list[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
     """Key of a token part: the slice of the corpus, and every option that changes its ids."""
-    return fingerprint({"stage": "tokenize", "version": TOKENS_VERSION, "slices": slices, **options})
+    return fingerprint(
+        {"stage": "tokenize", "version": [TOKENS_VERSION, REJECTS_VERSION], "slices": slices, **options}
+    )
 
 
 def infer_key(tokens_key: str, options: Mapping[str, Any]) -> str:
     """Key of a result part: its token part, and every option that changes its results."""
-    return fingerprint({"stage": "infer", "version": RESULTS_VERSION, "tokens": tokens_key, **options})
+    return fingerprint(
+        {"stage": "infer", "version": [RESULTS_VERSION, REJECTS_VERSION], "tokens": tokens_key, **options}
+    )

@@ -86,7 +86,9 @@ def read_manifest(store: Store) -> Manifest | None:
     try:
         return Manifest.from_json(data)
     except (KeyError, TypeError, ValueError) as exc:
-        raise DataError(f"{store.uri}/{MANIFEST_FILE}: not a manifest that this version reads") from exc
+        raise DataError(
+            f"{store.uri}/{MANIFEST_FILE}: not a manifest that this version reads; delete it and run again"
+        ) from exc
 
 
 def write_manifest(store: Store, manifest: Manifest) -> None:
@@ -95,8 +97,16 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
 
 
 def read_job_file(store: Store) -> Mapping[str, Any] | None:
-    """What claims the output: name, job and shard keys; None where nothing does."""
-    return _read(store, JOB_FILE)
+    """What claims the output: name, job and shard keys; None where nothing does.
+
+    Raises OutputError for a file of that name that is not ours.
+    """
+    claim = _read(store, JOB_FILE)
+    if claim is not None and not (
+        isinstance(claim, dict) and {"name", "job", "options", "shards"} <= set(claim)
+    ):
+        raise OutputError(f"{store.uri}/{JOB_FILE}: not written by tokenmill; choose another folder")
+    return claim
 
 
 def _read(store: Store, name: str) -> dict[str, Any] | None:
@@ -111,7 +121,7 @@ def _read(store: Store, name: str) -> dict[str, Any] | None:
     try:
         return json.loads(raw)  # type: ignore[no-any-return]
     except ValueError as exc:
-        raise DataError(f"{store.uri}/{name}: not readable as JSON: {exc}") from exc
+        raise DataError(f"{store.uri}/{name}: not readable as JSON: {exc}; delete it and run again") from exc
 
 
 def check_owner(store: Store, job: Job) -> None:

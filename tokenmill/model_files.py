@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tokenmill.errors import ModelMismatchError, ModelNotFoundError
 
 PACKAGE_PREFIX = "package:"
@@ -56,27 +58,31 @@ def _from_package(name: str) -> Path:
 
 
 def _from_hub(name: str) -> Path:
+    """The snapshot of a hub id: as it is in the cache where the hub may not or cannot be asked.
+
+    Subtle: the cache alone does not tell whether a snapshot is whole. A model that was once loaded by
+    `transformers` lacks its pooling files, and would be pooled wrongly without a word.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [f"*{suffix}" for suffix in HASHED_SUFFIXES]
     offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     advice = "give a folder, package:NAME/FOLDER or a hub id that is cached or can be downloaded"
+    why = "HF_HUB_OFFLINE is set"
+    if not offline:
+        try:
+            return Path(snapshot_download(name, allow_patterns=patterns))
+        except HFValidationError as exc:
+            raise ModelNotFoundError(f"model {name}: not a folder and not a hub id; {advice}") from exc
+        except (HfHubHTTPError, OSError, httpx.TransportError) as exc:
+            why = f"the hub does not give it ({type(exc).__name__})"
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
-    except LocalEntryNotFoundError as exc:
-        if offline:
-            raise ModelNotFoundError(
-                f"model {name}: not in the local cache, and HF_HUB_OFFLINE is set; {advice}"
-            ) from exc
     except HFValidationError as exc:
         raise ModelNotFoundError(f"model {name}: not a folder and not a hub id; {advice}") from exc
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HfHubHTTPError, OSError) as exc:
-        raise ModelNotFoundError(
-            f"model {name}: not a folder, and the hub does not give it ({type(exc).__name__}); {advice}"
-        ) from exc
+    except LocalEntryNotFoundError as exc:
+        raise ModelNotFoundError(f"model {name}: not in the local cache, and {why}; {advice}") from exc
 
 
 def _checked(folder: Path, name: str) -> Path:
@@ -148,7 +154,7 @@ POOLING_FLAGS: Mapping[str, str] = {
 POOLING_NAMES: Mapping[str, str] = {"mean": "mean", "cls": "cls", "lasttoken": "last", "last": "last"}
 
 
-def read_recipe(folder: Path) -> EncoderRecipe:
+def read_recipe(folder: Path, override: str | None = None) -> EncoderRecipe:
     """Pooling, normalisation, prompts and limits of a checkpoint; mean pooling where it is silent.
 
     Raises ModelMismatchError for a module that tokenmill does not run.
@@ -160,7 +166,7 @@ def read_recipe(folder: Path) -> EncoderRecipe:
         kind, path = module["type"].rpartition(".")[2], folder / module["path"]
         if kind == "Pooling":
             config = _read_json(path / "config.json") or {}
-            pooling, pools_prompt = _pooling(config, path), config.get("include_prompt", True)
+            pooling, pools_prompt = override or _pooling(config, path), config.get("include_prompt", True)
         elif kind == "Normalize":
             normalize = True
         elif kind == "Dense":

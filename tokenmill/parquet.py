@@ -202,7 +202,10 @@ def read_footer(file: IO[bytes], what: str) -> tuple[pa.Schema, pq.FileMetaData]
 def part_footer(store: Store, name: str) -> tuple[pa.Schema, int]:
     """Schema and number of rows of a stored part.  Raises StoreError or DataError."""
     with store.open_file(name) as file, mapped(f"reading {store.uri}/{name}"):
-        schema, metadata = read_footer(file, f"{store.uri}/{name}")
+        try:
+            schema, metadata = read_footer(file, f"{store.uri}/{name}")
+        except DataError as exc:
+            raise DataError(f"{exc}; delete it and run again to redo its shard") from exc
     if schema.metadata is None:
         raise StoreError(f"{store.uri}/{name}: not written by tokenmill")
     return schema, metadata.num_rows

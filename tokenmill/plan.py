@@ -24,7 +24,7 @@ from tokenmill.corpus import (
     group_slices,
     without_output,
 )
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, DataError
 from tokenmill.job import InputSpec
 from tokenmill.readers import HEADS, head_columns
 from tokenmill.receipts import part_name, receipt_name
@@ -37,7 +37,7 @@ COMPRESSION_RATIO = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """One unit of work and of retry. `results_key` is None for a job without a model."""
+    """One unit of work and of retry. Without a model `results_key` names nothing."""
 
     index: int
     slices: tuple[Slice, ...]
@@ -108,6 +108,20 @@ def _token_options(setup: Setup) -> dict[str, Any]:
     return {**{name: getattr(spec, name) for name in INPUT_OPTIONS}, **setup.tokenize.key_options()}
 
 
+def check_tokens_key(setup: Setup, shard: Shard) -> None:
+    """Raises DataError if the tokenizer is not the one that the shard was planned with."""
+    key = keys.tokenize_key([piece.identity() for piece in shard.slices], _token_options(setup))
+    if key != shard.tokens_key:
+        raise DataError(f"shard {shard.index}: the tokenizer changed while the job ran; run the job again")
+
+
+def check_results_key(setup: Setup, shard: Shard) -> None:
+    """Raises DataError if the model is not the one that the shard was planned with."""
+    key = keys.infer_key(shard.tokens_key, setup.need_model().key_options())
+    if key != shard.results_key:
+        raise DataError(f"shard {shard.index}: the model changed while the job ran; run the job again")
+
+
 def plan_from_keys(setup: Setup, tokens_keys: Sequence[str], options: str) -> Plan:
     """The plan of shards that are tokenized already: keys only, no slices.
 
@@ -116,7 +130,7 @@ def plan_from_keys(setup: Setup, tokens_keys: Sequence[str], options: str) -> Pl
     """
     if options != keys.fingerprint(_token_options(setup)):
         raise ConfigError(
-            "the job's input or tokenizer options changed since it was tokenized; "
+            "the job's input, tokenizer or the model's own limits changed since it was tokenized; "
             "run `tokenmill tokenize` again"
         )
     infer_options = setup.infer.key_options() if setup.infer else {}

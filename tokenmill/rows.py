@@ -99,7 +99,7 @@ class RowBuilder:
         self.ids.append(row_id)
         self.kept.append(kept)
         self.texts.append(clean)
-        self.filled_bytes += len(clean)
+        self.filled_bytes += len(clean) + sum(len(value) for value in kept if value)
 
     def add_bytes(self, ordinal: int, raw: bytes) -> None:
         """Take one row of plain text."""

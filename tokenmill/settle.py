@@ -149,10 +149,10 @@ def _refuse_blocks(job: Job) -> None:
 def _recipe(job: Job, folder: Path) -> EncoderRecipe:
     """The model's own recipe with what the job overrides."""
     spec = job.inference
-    recipe = read_recipe(folder)
-    pooling = recipe.pooling if spec.pooling == "auto" else spec.pooling
+    override = None if spec.pooling == "auto" else spec.pooling
+    recipe = read_recipe(folder, override)
     normalize = recipe.normalize if spec.normalize is None else spec.normalize
-    return replace(recipe, pooling=pooling, normalize=normalize)
+    return replace(recipe, pooling=override or recipe.pooling, normalize=normalize)
 
 
 def _tokenize_setup(
@@ -168,6 +168,8 @@ def _tokenize_setup(
         lower_case=bool(recipe and recipe.lower_case),
     )
     prompt = _prompt(job, recipe)
+    if prompt and spec.truncation_side == "left":
+        raise ConfigError("tokenizer.truncation_side: left would cut off the prompt; use right, or no prompt")
     return TokenizeSetup(
         tokenizer=tokenizer,
         prompt=prompt,

@@ -1,6 +1,6 @@
 """Vectors of a few texts, computed as a job computes those of its rows. No files are involved.
 
-Legend: N texts, U distinct token sequences, D dimensions.
+Legend: N texts, D dimensions.
 """
 
 from __future__ import annotations

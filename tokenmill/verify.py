@@ -46,7 +46,7 @@ def verify(store: Store) -> Verdict:
         problems += _sum_problems(receipts, manifest)
     if manifest:
         problems += _manifest_problems(manifest)
-        problems += _strays(manifest, sizes)
+        problems += _strays(manifest, shards, files, sizes)
     return Verdict(
         job=str(claim["name"]),
         num_shards=len(shards),
@@ -132,11 +132,14 @@ def _manifest_problems(manifest: Manifest) -> list[str]:
     return [f"{MANIFEST_FILE}: {what}: {a} != {b}" for what, (a, b) in checks.items() if a != b]
 
 
-def _strays(manifest: Manifest, sizes: dict[str, int]) -> list[str]:
-    """Files in our folders that nothing names."""
-    named = {file.path for file in manifest.files()}
-    for shard in manifest.shards:
-        for stage, key in (("tokenize", shard["tokens_key"]), ("infer", shard["results_key"])):
-            named |= {receipt_name(stage, key), part_name(stage, key)}  # type: ignore[arg-type]
+def _strays(
+    manifest: Manifest, claimed: list[tuple[str, ...]], files: list[FileInfo], sizes: dict[str, int]
+) -> list[str]:
+    """Files in our folders that neither the published shards name nor those now in work."""
+    named = {file.path for file in (*manifest.files(), *files)}
+    published = [(shard["tokens_key"], shard["results_key"]) for shard in manifest.shards]
+    for keys in (*published, *claimed):
+        for stage, key in zip(STAGES, keys, strict=True):
+            named |= {receipt_name(stage, key), part_name(stage, key)}
     ours = [name for name in sizes if name.split("/")[0] in OWN_FOLDERS and "/" in name]
     return [f"{name}: nothing names it" for name in sorted(set(ours) - named)]

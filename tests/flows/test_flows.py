@@ -18,8 +18,16 @@ from flows.aggregate_results import aggregate_results
 from flows.run_inference import run_inference
 from flows.token_pipeline import token_pipeline
 from flows.tokenize_corpus import tokenize_corpus
-from tasks import shard_tasks
-from tokenmill.errors import ConfigError, DataError, StoreUnavailableError
+from tasks import dataset_tasks, shard_tasks
+from tokenmill.engine import Run
+from tokenmill.errors import (
+    BackendUnavailableError,
+    ConfigError,
+    DataError,
+    OutputError,
+    RejectLimitError,
+    StoreUnavailableError,
+)
 from tokenmill.job import Job
 from tokenmill.settle import InferSetup
 from tokenmill.testing import FakeBackend, make_job
@@ -44,6 +52,8 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tokenize_shard", "infer_shard"):
         task = getattr(shard_tasks, name).with_options(retry_delay_seconds=0, retry_jitter_factor=0)
         monkeypatch.setattr(f"flows.shard_runs.{name}", task)
+    check = dataset_tasks.check_model.with_options(retry_delay_seconds=0, retry_jitter_factor=0)
+    monkeypatch.setattr("flows.token_pipeline.check_model", check)
 
 
 @pytest.fixture
@@ -170,17 +180,71 @@ def test_bad_data_is_not_tried_again_and_other_shards_go_on(
 
 
 def test_a_resumed_run_gives_the_same_bytes(
-    make: Callable[..., Job], tmp_path: Path, backend: FakeBackend, no_wait: None
+    make: Callable[..., Job],
+    tmp_path: Path,
+    backend: FakeBackend,
+    no_wait: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     token_pipeline(make(output={"uri": str(tmp_path / "once")}), return_state=True)
-    backend.failures = 99
-    stopped = token_pipeline(make(), return_state=True)
-    assert isinstance(outcome(stopped), Exception)
+    calls, works, real = [0], 4, FakeBackend.embed
+
+    def embed(self: FakeBackend, ids_BL: Any, lengths_B: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > works:
+            raise BackendUnavailableError("gone")
+        return real(self, ids_BL, lengths_B)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeBackend, "embed", embed)
+        stopped = token_pipeline(make(), return_state=True)
+    assert isinstance(outcome(stopped), BackendUnavailableError)
+    assert (tmp_path / "out" / "tokens").is_dir()
     assert not (tmp_path / "out" / "manifest.json").exists()
-    backend.failures = 0
     assert token_pipeline(make(), return_state=True).name == "Completed"
     expected = {name: data for name, data in files(tmp_path / "once").items() if name != "job.json"}
     assert {name: data for name, data in files(tmp_path / "out").items() if name != "job.json"} == expected
+
+
+def test_a_model_that_does_not_run_is_refused_before_anything_is_written(
+    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = token_pipeline(make(inference={"dimensions": 99_999}), return_state=True)
+    assert isinstance(outcome(state), ConfigError)
+    assert "inference.dimensions: 99999 is more than the model's 384" in str(outcome(state))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_later_run_that_claimed_the_output_is_not_published_over(
+    make: Callable[..., Job], tmp_path: Path, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Run.infer
+
+    def infer(self: Run, shard: Any, backend: Any = None) -> Any:
+        receipt = real(self, shard, backend)
+        later = make_job(
+            tmp_path, **{**make().model_dump(), "input": {"uri": str(tmp_path / "in" / "0.parquet")}}
+        )
+        other = Run.open(later)
+        other.claim(other.plan())
+        return receipt
+
+    monkeypatch.setattr(Run, "infer", infer)
+    state = token_pipeline(make(), return_state=True)
+    assert isinstance(outcome(state), OutputError)
+    assert "claimed by a later run" in str(outcome(state))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_published_dataset_over_a_lowered_reject_limit_fails(
+    make: Callable[..., Job], tmp_path: Path, backend: FakeBackend
+) -> None:
+    pq.write_table(pa.table({"text": ["fine", None], "lang": ["en", "en"]}), tmp_path / "in" / "2.parquet")
+    first = token_pipeline(make(quality={"max_reject_rate": 0.5}), return_state=True)
+    again = token_pipeline(make(quality={"max_reject_rate": 0.5}), return_state=True)
+    assert (first.name, again.name) == ("CompletedWithRejects", "CompletedWithRejects")
+    lowered = token_pipeline(make(quality={"max_reject_rate": 0.001}), return_state=True)
+    assert isinstance(outcome(lowered), RejectLimitError)
 
 
 def test_the_stages_one_by_one_give_the_same_bytes(

@@ -58,7 +58,18 @@ def collect(plan: Plan, store: Store) -> Finished:
                 f"shard {before.shard}: {before.counts.rows_out} rows tokenized, "
                 f"{after.counts.rows_in} inferred"
             )
+    _check_one_precision(infer)
     return Finished(tokenize=tokenize, infer=infer, counts=job_counts(tokenize, infer))
+
+
+def _check_one_precision(receipts: Sequence[Receipt]) -> None:
+    """Raises ConfigError if `precision: auto` came to different types on different machines."""
+    found = {str(receipt.backend.get("precision")): receipt for receipt in receipts}
+    if len(found) > 1:
+        raise ConfigError(
+            f"inference.precision: shards were computed in {' and '.join(sorted(found))}, on different "
+            "devices; set inference.precision and run again"
+        )
 
 
 def _check_whole(receipt: Receipt, store: Store, sizes: Mapping[str, int]) -> None:

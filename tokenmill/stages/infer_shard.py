@@ -32,6 +32,7 @@ from tokenmill.schemas import embeddings_schema, kept_columns
 from tokenmill.stages.tokenize_shard import RejectsPart, footer
 from tokenmill.store import Store
 
+WINDOW_BYTES = 512 * 1024 * 1024  # what a window's ids and kept columns may take
 Vectors = npt.NDArray[np.float32]
 
 
@@ -103,10 +104,13 @@ class Window:
 
 
 def _windows(store: Store, name: str, window_rows: int) -> Iterator[Window]:
-    """Windows of exactly `window_rows` rows, the last one shorter; none for an empty part."""
+    """Windows of `window_rows` rows, fewer where the rows are very wide; none for an empty part."""
     held: list[pa.RecordBatch] = []
     num_held = 0
     for batch in iter_part(store, name):
+        if held and sum(b.nbytes for b in (*held, batch)) > WINDOW_BYTES:
+            yield _window(held)
+            held, num_held = [], 0
         while num_held + len(batch) >= window_rows:
             room = window_rows - num_held
             yield _window([*held, batch.slice(0, room)])
@@ -194,7 +198,7 @@ class Inferring:
 
 
 DETAILS = {
-    "non_finite": "the model gave NaN or infinity",
+    "non_finite": "the model gave NaN or infinity, or more than inference.dtype can hold",
     "out_of_memory": "the row alone does not fit into the device's memory",
 }
 

@@ -20,7 +20,7 @@ from tokenmill.progress import reporter
 from tokenmill.readers import read_slice
 from tokenmill.receipts import Receipt, part_name, peak_memory_bytes, rejects_name, write_receipt
 from tokenmill.rows import SAMPLE_CHARS, Reject, RowBatch
-from tokenmill.schemas import REJECTS_SCHEMA, TOKENS_VERSION, kept_columns, tokens_schema
+from tokenmill.schemas import REJECTS_SCHEMA, RESULTS_VERSION, TOKENS_VERSION, kept_columns, tokens_schema
 from tokenmill.settle import TokenizeSetup
 from tokenmill.store import StorageConfig, Store
 from tokenmill.tokenizer import Cut, TokenizerInfo, wrap_rows
@@ -83,7 +83,7 @@ def footer(job: Job, stage: str, key: str, made_by: str) -> dict[str, str]:
         "stage": stage,
         "shard_key": key,
         "fingerprint": made_by,
-        "schema_version": str(TOKENS_VERSION),
+        "schema_version": str(TOKENS_VERSION if stage == "tokenize" else RESULTS_VERSION),
     }
 
 
