@@ -118,11 +118,11 @@ class Run:
         claim_output(self.store, self.job, plan)
         self.store.clear_scratch(STALE_SCRATCH_S)
 
-    def check_model(self, backend: EmbedBackend | None = None) -> None:
+    def check_model(self) -> None:
         """Load the model and run one row, so that what does not work is known before anything is
         written.  Raises ConfigError's leaves, BackendError.
         """
-        backend = backend or self.setup.need_model().load_backend()
+        backend = self.setup.need_model().load_backend()
         info = self.setup.tokenize.tokenizer.info
         row = [*info.prefix_ids, *info.suffix_ids] or [info.pad_id]
         backend.embed(np.array([row], dtype=np.int64), np.array([len(row)], dtype=np.int64))
@@ -181,8 +181,8 @@ def finish(run: Run, backend: EmbedBackend | None = None) -> Manifest:
     """Do what is left of a job, publication included."""
     run.setup.need_model()
     plan = run.plan()
-    if run.todo(plan).infer:
-        run.check_model(backend)
+    if backend is None and run.todo(plan).infer:
+        run.check_model()
     run.claim(plan)
     if not run.is_published(plan) or run.todo(plan).infer:
         run_shards(run, plan, backend)
