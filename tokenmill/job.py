@@ -13,6 +13,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from tokenmill.errors import ConfigError, UnknownKeyError
 from tokenmill.job_file import read_mapping
@@ -29,6 +30,15 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def refuse_secrets(uri: str) -> None:
+    """Raises PydanticCustomError for a URI that holds a password or a signature: jobs are shown."""
+    parts = urlsplit(uri if "://" in uri else "")
+    if parts.password or any(word in parts.query.lower() for word in ("signature=", "sig=", "token=")):
+        raise PydanticCustomError(
+            "secret", "must not hold a password or signature; use a storage block or the environment"
+        )
+
+
 class StorageSpec(Spec):
     """Where a bucket is and which saved credentials open it. Holds no secret itself."""
 
@@ -36,6 +46,12 @@ class StorageSpec(Spec):
     endpoint_url: str | None = Field(None, description="S3 endpoint, if not the default one.")
     region: str | None = Field(None, description="S3 region.")
     anon: bool = Field(False, description="Read a public bucket without credentials.")
+
+    @field_validator("endpoint_url")
+    @classmethod
+    def _endpoint_holds_no_secret(cls, value: str | None) -> str | None:
+        refuse_secrets(value or "")
+        return value
 
 
 class InputSpec(Spec):
@@ -88,13 +104,6 @@ class InputSpec(Spec):
         if not plain:
             raise ValueError("must write line ends as ASCII does; convert the files to utf-8")
         return value
-
-
-def refuse_secrets(uri: str) -> None:
-    """Raises ValueError for a URI that holds a password or a signature: jobs are stored and shown."""
-    parts = urlsplit(uri if "://" in uri else "")
-    if parts.password or "signature=" in parts.query.lower():
-        raise ValueError("must not hold a password or signature; use a storage block or the environment")
 
 
 class TokenizerSpec(Spec):
@@ -155,6 +164,12 @@ class OutputSpec(Spec):
         128 * MIB, ge=1, description="Published files are compacted to about this size."
     )
     storage: StorageSpec = StorageSpec()
+
+    @field_validator("uri")
+    @classmethod
+    def _uri_holds_no_secret(cls, value: str) -> str:
+        refuse_secrets(value)
+        return value
 
 
 class AggregateSpec(Spec):
@@ -262,7 +277,8 @@ def _as_config_error(exc: ValidationError, source: str) -> ConfigError:
         return UnknownKeyError(f"{source}: unknown key {where!r}; {hint}{rest}")
     if first["type"] == "missing":
         return ConfigError(f"{source}: {where!r} is missing{rest}")
-    given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
+    shown = not isinstance(first["input"], dict) and first["type"] != "secret"
+    given = f", not {first['input']!r}" if shown else ""
     message = first["msg"].removeprefix("Value error, ")
     place = f"{source}: {where}" if where else source
     return ConfigError(f"{place}: {message}{given}{rest}")

@@ -209,7 +209,7 @@ def test_a_resumed_run_gives_the_same_bytes(
 def test_a_model_that_does_not_run_is_refused_before_anything_is_written(
     make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = token_pipeline(make(inference={"dimensions": 99_999}), return_state=True)
+    state = token_pipeline(make(inference={"model": MODEL, "dimensions": 99_999}), return_state=True)
     assert isinstance(outcome(state), ConfigError)
     assert "inference.dimensions: 99999 is more than the model's 384" in str(outcome(state))
     assert not (tmp_path / "out").exists()
@@ -222,9 +222,8 @@ def test_a_later_run_that_claimed_the_output_is_not_published_over(
 
     def infer(self: Run, shard: Any, backend: Any = None) -> Any:
         receipt = real(self, shard, backend)
-        later = make_job(
-            tmp_path, **{**make().model_dump(), "input": {"uri": str(tmp_path / "in" / "0.parquet")}}
-        )
+        fewer = {**make().input.model_dump(), "uri": str(tmp_path / "in" / "0.parquet")}
+        later = make_job(tmp_path, **{**make().model_dump(), "input": fewer})
         other = Run.open(later)
         other.claim(other.plan())
         return receipt

@@ -95,8 +95,8 @@ def test_values_that_are_not_finite_are_rejects(tmp_path: Path) -> None:
     assert [row["row_ordinal"] for row in published(job)] == [0, 2]
     rejects = published(job, "rejects")
     assert [(row["row_ordinal"], row["detail"]) for row in rejects] == [
-        (1, "the model gave NaN or infinity"),
-        (3, "the model gave NaN or infinity"),
+        (1, "the model gave NaN or infinity, or more than inference.dtype can hold"),
+        (3, "the model gave NaN or infinity, or more than inference.dtype can hold"),
     ]
     assert counts.rejects == {"non_finite": 2}
 

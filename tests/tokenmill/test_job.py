@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,3 +147,18 @@ def test_group_columns_do_not_clash_with_the_figures_of_a_group(tmp_path: Path, 
 def test_a_job_cannot_be_changed_in_place(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="frozen"):
         make_job(tmp_path).run.workers = 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"input": {"uri": "https://me:hunter2@host/a.parquet"}},
+        {"input": {"uri": ["a.parquet", "https://host/b.parquet?X-Amz-Signature=hunter2"]}},
+        {"output": {"uri": "https://me:hunter2@host/out"}},
+        {"input": {"uri": "a.parquet", "storage": {"endpoint_url": "https://me:hunter2@host"}}},
+    ],
+)
+def test_a_secret_in_a_uri_is_refused_and_not_repeated(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must not hold a password or signature") as caught:
+        make_job(tmp_path, **changes)
+    assert "hunter2" not in str(caught.value)

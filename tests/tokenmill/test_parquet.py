@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from outputs import new_folder
 
 from tokenmill import parquet
-from tokenmill.errors import DataError, StoreError, UnreadableFileError
+from tokenmill.errors import DataError, StoreError
 from tokenmill.parquet import create_part, iter_part, part_footer, sha256_of
 from tokenmill.schemas import embeddings_schema, kept_columns, tokens_schema
 from tokenmill.store import Store
@@ -174,7 +174,7 @@ def test_any_flipped_byte_of_a_parts_pages_is_an_error_or_harmless(tmp_path: Pat
 def test_what_is_no_parquet_is_unreadable_and_what_is_not_ours_is_told(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path))
     store.write_bytes("a", b"PAR1 not really PAR1")
-    with pytest.raises(UnreadableFileError, match=r"/a: not a readable Parquet file"):
+    with pytest.raises(DataError, match=r"/a: not a readable Parquet file.*delete it and run again"):
         part_footer(store, "a")
     pq.write_table(pa.table({"x": [1]}), tmp_path / "b")
     with pytest.raises(StoreError, match="/b: not written by tokenmill"):
