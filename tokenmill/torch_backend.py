@@ -42,7 +42,7 @@ M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 def keep_freed_memory() -> None:
     """Let glibc reuse freed activations instead of giving them back and faulting them in again.
 
-    Worth up to 19 % of tokens/s on the reference CPU (benchmarks, "allocator"). No-op elsewhere.
+    Matters for batches above the default budget: docs/decisions.md, "Memory that was freed is kept".
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
