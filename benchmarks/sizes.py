@@ -29,7 +29,7 @@ FULL = Sizes(
     num_chunks=3,
     job_tokens=150_000,
     job_repeats=2,
-    memory_tokens=50_000,
+    memory_tokens=120_000,
 )
 SMOKE = Sizes(
     corpus_tokens=30_000,
