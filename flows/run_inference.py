@@ -29,9 +29,6 @@ def run_inference(job: Job) -> State[dict[str, Any]]:
     run = open_run(job)
     run.setup.need_model()
     plan = run.claimed_plan()
-    data = job_data(job)
-    check_model(data)
-    run.claim(plan)
     todo = run.todo(plan)
     unready = {shard.index for shard in todo.tokenize}
     ready = tuple(shard for shard in todo.infer if shard.index not in unready)
@@ -39,6 +36,10 @@ def run_inference(job: Job) -> State[dict[str, Any]]:
         raise ConfigError(
             f"{run.store.uri}: {len(unready)} shards are not tokenized; run `tokenmill tokenize` first"
         )
+    data = job_data(job)
+    if ready:
+        check_model(data)
+    run.claim(plan)
     with reporting(plan, Todo(tokenize=(), infer=ready)):
         outcome = run_shards(run, data, Todo(tokenize=(), infer=ready))
     outcome.raise_first(len(plan.shards))

@@ -109,7 +109,7 @@ class Run:
     def is_published(self, plan: Plan) -> bool:
         """Whether the manifest already publishes exactly this plan, and all of it is there."""
         manifest = read_manifest(self.store)
-        if manifest is None or manifest.plan != plan_fingerprint(plan, self.job):
+        if manifest is None or manifest.plan != self.plan_id(plan):
             return False
         return is_complete(plan, manifest, self.store)
 
@@ -181,10 +181,11 @@ def finish(run: Run, backend: EmbedBackend | None = None) -> Manifest:
     """Do what is left of a job, publication included."""
     run.setup.need_model()
     plan = run.plan()
-    if backend is None and run.todo(plan).infer:
+    unfinished = bool(run.todo(plan).infer)
+    if backend is None and unfinished:
         run.check_model()
     run.claim(plan)
-    if not run.is_published(plan) or run.todo(plan).infer:
+    if unfinished or not run.is_published(plan):
         run_shards(run, plan, backend)
         return run.publish(plan, run.collect(plan))
     manifest = read_manifest(run.store)

@@ -18,6 +18,7 @@ from tokenmill.model_files import (
     EncoderRecipe,
     ModelLimits,
     folder_fingerprint,
+    folder_state,
     read_limits,
     read_recipe,
     resolve_model,
@@ -80,6 +81,7 @@ class InferSetup:
         spec = self.job.inference
         return load_embedder(
             self.folder,
+            folder_state(self.folder),
             device=spec.device,
             precision=spec.precision,
             recipe=self.recipe,

@@ -27,7 +27,7 @@ from tokenmill.errors import (
     ModelNotFoundError,
     OutOfMemoryError,
 )
-from tokenmill.model_files import EncoderRecipe, FolderState, first_line, folder_state
+from tokenmill.model_files import EncoderRecipe, FolderState, first_line
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ACTIVATIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU, "SiLU": nn.SiLU}
@@ -178,38 +178,8 @@ def _dense_width(dense: nn.Sequential, hidden: int) -> int:
     return linears[-1].out_features if linears else hidden
 
 
-def load_embedder(
-    folder: Path,
-    *,
-    device: str,
-    precision: str,
-    recipe: EncoderRecipe,
-    dimensions: int | None,
-    num_prompt_tokens: int,
-    pad_id: int,
-    threads: int | None,
-    trust_remote_code: bool,
-) -> TorchEmbedder:
-    """Load a checkpoint once per process, until its files change; safetensors only, no network.
-
-    Raises ModelNotFoundError, ModelMismatchError, ConfigError.
-    """
-    return _load_embedder(
-        folder,
-        folder_state(folder),
-        device=device,
-        precision=precision,
-        recipe=recipe,
-        dimensions=dimensions,
-        num_prompt_tokens=num_prompt_tokens,
-        pad_id=pad_id,
-        threads=threads,
-        trust_remote_code=trust_remote_code,
-    )
-
-
 @functools.lru_cache(maxsize=2)
-def _load_embedder(
+def load_embedder(
     folder: Path,
     state: FolderState,  # noqa: ARG001 (what the cache goes by)
     *,
@@ -222,6 +192,10 @@ def _load_embedder(
     threads: int | None,
     trust_remote_code: bool,
 ) -> TorchEmbedder:
+    """Load a checkpoint once per process and state of its files; safetensors only, no network.
+
+    state: `folder_state(folder)`.  Raises ModelNotFoundError, ModelMismatchError, ConfigError.
+    """
     picked = pick_device(device)
     settled = pick_precision(precision, picked)
     keep_freed_memory()

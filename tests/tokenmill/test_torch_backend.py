@@ -21,7 +21,7 @@ from tokenmill.errors import (
     OutOfMemoryError,
     TokenmillError,
 )
-from tokenmill.model_files import read_recipe
+from tokenmill.model_files import folder_state, read_recipe
 from tokenmill.torch_backend import TorchEmbedder, load_embedder, pick_device, pick_precision
 
 
@@ -36,7 +36,7 @@ def load(folder: Path, **options) -> TorchEmbedder:
         "threads": None,
         "trust_remote_code": False,
     }
-    return load_embedder(folder, **{**defaults, **options})
+    return load_embedder(folder, folder_state(folder), **{**defaults, **options})
 
 
 @pytest.fixture(scope="module")
