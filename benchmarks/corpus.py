@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.sizes import Sizes
+from tokenmill.cut import wrap_rows
 from tokenmill.demo import MODEL
 from tokenmill.docstrings import write_corpus
 from tokenmill.job import Job
 from tokenmill.settle import Setup, prepare
-from tokenmill.tokenizer import wrap_rows
 
 READ_ROWS = 4096
 SHARD_ROWS = 3000

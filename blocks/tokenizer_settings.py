@@ -33,7 +33,10 @@ class TokenizerSettings(Block):
     max_tokens: int | None = mirrored(TokenizerSpec, "max_tokens")
     overflow: Literal["truncate", "reject"] = mirrored(TokenizerSpec, "overflow")
     truncation_side: Literal["right", "left"] = mirrored(TokenizerSpec, "truncation_side")
-    special_tokens_in_text: Literal["text", "parse"] = mirrored(TokenizerSpec, "special_tokens_in_text")
+    special_tokens_in_text: Literal["text", "parse", "reject"] = mirrored(
+        TokenizerSpec, "special_tokens_in_text"
+    )
+    add_generation_prompt: bool = mirrored(TokenizerSpec, "add_generation_prompt")
     prompt: str | None = mirrored(TokenizerSpec, "prompt")
     prompt_name: str | None = mirrored(TokenizerSpec, "prompt_name")
 

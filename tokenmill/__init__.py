@@ -2,11 +2,13 @@
 
 From the ground up:
     errors, schemas, job_file, job, keys            what is said
-    batches, accounting, schedule                   what is decided; pure, no I/O, no torch
-    store, parquet, lines, rows                     what is read and written
+    batches, cut, accounting, schedule              what is decided; pure, no I/O, no torch
+    store, parquet, lines, texts, rows              what is read and written
     json_rows, csv_rows, readers, corpus            ... row by row, file by file
-    tokenizer, backend, torch_backend, model_files  what computes
+    special_text, removed, tokenizer, chat          what makes ids of a text
+    backend, torch_backend, model_files             what computes
     settle, plan, receipts, manifest                what a job comes to, and what is done
+    encoding                                        a batch of texts as token rows, as the job wants them
     stages/, groups, engine, verify                 what runs
 Nothing here imports prefect. Heavy imports (torch, great_expectations) happen where they are used.
 """

@@ -71,6 +71,9 @@ class Counts:
     rows_truncated: int = 0
     rows_blank: int = 0
     rows_scrubbed: int = 0
+    rows_with_removed: int = 0
+    rows_with_unknown: int = 0
+    rows_with_special: int = 0
     lines_blank: int = 0
     tokens: int = 0
     tokens_dropped: int = 0
@@ -78,6 +81,8 @@ class Counts:
     tokens_computed: int = 0
     tokens_padded: int = 0
     chars_replaced: int = 0
+    chars_removed: int = 0
+    chars_unknown: int = 0
     batches: int = 0
     out_of_memory: int = 0
     rejects: Counter[str] = field(default_factory=Counter)
@@ -98,6 +103,9 @@ class Counts:
     @property
     def unknown_rate(self) -> float:
         return self.tokens_unknown / self.tokens if self.tokens else 0.0
+
+    def share_of_rows(self, num_rows: int) -> float:
+        return num_rows / self.rows_in if self.rows_in else 0.0
 
     def check(self, what: str) -> None:
         """Raises AccountingError unless rows in == rows out + rejects."""

@@ -37,10 +37,14 @@ class EmbedBackend(Protocol):
     def info(self) -> BackendInfo: ...
 
     def embed(
-        self, ids_BL: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64]
+        self,
+        ids_BL: npt.NDArray[np.int64],
+        lengths_B: npt.NDArray[np.int64],
+        pair_starts_B: npt.NDArray[np.int64] | None = None,
     ) -> npt.NDArray[np.float32]:
         """One vector a row, shape (B, D), float32; what lies beyond a row's length is padding.
 
+        pair_starts_B: where the second text of each row begins, if rows are pairs.
         Raises OutOfMemoryError if the batch does not fit: the engine halves it.
         Raises BackendError, BackendUnavailableError.
         """

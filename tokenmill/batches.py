@@ -22,19 +22,23 @@ class Uniques:
     unique_of_row_N: Ints
 
 
-def find_uniques(ids: npt.NDArray[np.int32], offsets_N1: Ints) -> Uniques:
+def find_uniques(
+    ids: npt.NDArray[np.int32], offsets_N1: Ints, marks_N: npt.NDArray[np.int64] | None = None
+) -> Uniques:
     """Number the distinct rows of a ragged array in order of first appearance.
 
     ids: all rows' tokens one after another.  offsets_N1: row r is ids[offsets[r]:offsets[r+1]].
+    marks_N: rows with different marks are distinct (where the second text of a pair begins).
     Example: rows [[1, 2], [3], [1, 2]] -> first_rows [0, 1], unique_of_row [0, 1, 0]
     """
-    seen: dict[bytes, int] = {}
+    seen: dict[tuple[bytes, int], int] = {}
     first_rows: list[int] = []
     unique_of_row = np.empty(len(offsets_N1) - 1, dtype=np.int64)
     raw, width = ids.tobytes(), ids.itemsize
     bounds = (offsets_N1 * width).tolist()
+    marks = [0] * len(unique_of_row) if marks_N is None else marks_N.tolist()
     for row, (start, stop) in enumerate(pairwise(bounds)):
-        number = seen.setdefault(raw[start:stop], len(first_rows))
+        number = seen.setdefault((raw[start:stop], marks[row]), len(first_rows))
         if number == len(first_rows):
             first_rows.append(row)
         unique_of_row[row] = number

@@ -18,7 +18,7 @@ def missing_column(uri: str, name: str, names: Iterable[str]) -> InputNotFoundEr
 def check_json_keys(found: Mapping[str, Sequence[str]], spec: InputSpec) -> None:
     """found: by file, the keys at its head.  Raises InputNotFoundError for one that no file has."""
     known = list(dict.fromkeys(key for keys in found.values() for key in keys))
-    for name in [spec.text, *([spec.id] if spec.id else []), *spec.keep]:
+    for name in spec.columns:
         if known and name not in known:
             raise missing_column(next(uri for uri, keys in found.items() if keys), name, known)
 
@@ -29,16 +29,19 @@ def column_given_twice(uri: str, name: str) -> ConfigError:
 
 def check_parquet_columns(schema: pa.Schema, uri: str, spec: InputSpec) -> dict[str, pa.DataType]:
     """Types of the kept columns.  Raises InputNotFoundError or ConfigError (wrong type)."""
-    for name in [spec.text, *([spec.id] if spec.id else []), *spec.keep]:
+    for name in spec.columns:
         if name not in schema.names:
             raise missing_column(uri, name, schema.names)
         if schema.names.count(name) > 1:
             raise column_given_twice(uri, name)
-    text_type = stored_type(schema.field(spec.text).type)
-    if not _holds_text(text_type):
-        raise ConfigError(
-            f"{uri}: input.text: column {spec.text!r} is {text_type}, not text; name a text column"
-        )
+    for name in spec.text_columns:
+        dtype = stored_type(schema.field(name).type)
+        if spec.messages is None and not _holds_text(dtype):
+            raise ConfigError(f"{uri}: input.text: column {name!r} is {dtype}, not text; name a text column")
+        if spec.messages is not None and not (_holds_text(dtype) or pa.types.is_list(dtype)):
+            raise ConfigError(
+                f"{uri}: input.messages: column {name!r} is {dtype}, not a list of messages; name one"
+            )
     if spec.id and not _has_text_form(stored_type(schema.field(spec.id).type)):
         raise ConfigError(
             f"{uri}: input.id: column {spec.id!r} is {schema.field(spec.id).type}, not a plain value"

@@ -7,25 +7,27 @@ would otherwise swallow the rest of the file. Cells are text; nothing is inferre
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from tokenmill.columns import column_given_twice, missing_column
 from tokenmill.corpus import kind_suffix
-from tokenmill.errors import UnreadableFileError
+from tokenmill.errors import InputNotFoundError, UnreadableFileError
 from tokenmill.job import InputSpec
 from tokenmill.lines import iter_lines, strip_bom
 from tokenmill.rows import (
     SAMPLE_CHARS,
+    Cell,
     RowAction,
     RowBuilder,
+    TextIs,
     count_blank,
-    is_too_large,
-    printable,
     too_large,
 )
+from tokenmill.texts import printable
 
 ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of a byte that is no text
 
@@ -39,7 +41,7 @@ class Record:
     """One record. line: number of its first line, from 1.  sample: its beginning, if it is bad."""
 
     line: int
-    fields: list[str]
+    fields: list[str] = field(default_factory=list)
     reason: str | None = None
     detail: str = ""
     sample: str = ""
@@ -51,7 +53,7 @@ def csv_rows(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> Iterator[Row
     Raises InputNotFoundError, UnreadableFileError for a header that cannot be read.
     """
     found = _records(chunks, uri, spec)
-    header = _header(found, uri)
+    header = spec.csv.columns or _header(found, uri)
     if not header:
         return
     places = _places(header, spec, uri)
@@ -69,7 +71,7 @@ def csv_header(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> list[str]:
 
     Raises InputNotFoundError, ConfigError, UnreadableFileError.
     """
-    header = _header(_records(chunks, uri, spec), uri)
+    header = spec.csv.columns or _header(_records(chunks, uri, spec), uri)
     if header:
         _places(header, spec, uri)
     return header
@@ -97,8 +99,8 @@ def _records(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> Iterator[Rec
                 raise _LineTooLongError
             yield (strip_bom(raw) if len(taken) == 1 else raw).decode(spec.encoding, "surrogateescape") + "\n"
 
-    delimiter = "\t" if kind_suffix(uri) == ".tsv" else ","
-    reader, number = csv.reader(feed(), delimiter=delimiter, strict=True), 1
+    dialect = _dialect(uri, spec)
+    reader, number = csv.reader(feed(), dialect), 1
     while True:
         taken.clear()
         try:
@@ -109,69 +111,110 @@ def _records(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> Iterator[Rec
             yield _bad(number, exc, taken, spec)
             given_back.extendleft(reversed(taken[1:]))
             number += 1
-            reader = csv.reader(feed(), delimiter=delimiter, strict=True)
+            reader = csv.reader(feed(), dialect)
         else:
             yield Record(line=number, fields=fields)
             number += len(taken)
 
 
+def _dialect(uri: str, spec: InputSpec) -> type[csv.Dialect]:
+    asked = spec.csv
+
+    class Asked(csv.Dialect):
+        delimiter = asked.delimiter or ("\t" if kind_suffix(uri) == ".tsv" else ",")
+        quotechar = asked.quote
+        quoting = csv.QUOTE_NONE if asked.quote is None else csv.QUOTE_MINIMAL
+        escapechar = asked.escape
+        doublequote = True
+        lineterminator = "\n"
+        strict = True
+
+    return Asked
+
+
 def _bad(number: int, exc: Exception, taken: list[tuple[bytes, bool]], spec: InputSpec) -> Record:
     """The record of a line that cannot be read, alone or with the lines after it."""
     first, cut = taken[0]
-    reason, detail = ("row_too_large", too_large(spec)) if cut else ("bad_csv", f"line {number}: {exc}")
-    if not cut and isinstance(exc, _LineTooLongError):
+    if cut:
+        sample = first[: 4 * SAMPLE_CHARS].decode(spec.encoding, "replace")[:SAMPLE_CHARS]
+        return Record(line=number, reason="row_too_large", detail=too_large(spec), sample=sample)
+    detail = f"line {number}: {exc}"
+    if isinstance(exc, _LineTooLongError):
         detail = f"line {number}: a quote opens, and a line after it is {too_large(spec)}"
-    sample = first[: 4 * SAMPLE_CHARS].decode(spec.encoding, "replace")
-    return Record(line=number, fields=[], reason=reason, detail=detail, sample=sample)
+    return Record(line=number, reason="bad_csv", detail=detail, sample=first.decode(spec.encoding, "replace"))
 
 
-def _places(header: list[str], spec: InputSpec, uri: str) -> list[int]:
-    """Positions of the text, the id if there is one, and the kept columns.
-
-    Raises InputNotFoundError, ConfigError.
-    """
-    wanted = [spec.text, *([spec.id] if spec.id else []), *spec.keep]
-    for name in wanted:
+def _places(header: list[str], spec: InputSpec, uri: str) -> dict[str, int]:
+    """Position of every column that the job wants.  Raises InputNotFoundError, ConfigError."""
+    for name in spec.columns:
         if name not in header:
-            raise missing_column(uri, name, header)
+            raise _other_delimiter(header, uri) or missing_column(uri, name, header)
         if header.count(name) > 1:
             raise column_given_twice(uri, name)
-    return [header.index(name) for name in wanted]
+    return {name: header.index(name) for name in spec.columns}
 
 
-def _row(ordinal: int, record: Record, width: int, places: list[int], spec: InputSpec) -> RowAction:
+def _other_delimiter(header: list[str], uri: str) -> InputNotFoundError | None:
+    """The error for a header that looks as if another character separated its columns."""
+    for mark in ";\t|,":
+        if len(header) == 1 and mark in header[0]:
+            return InputNotFoundError(
+                f"{uri}: one column {header[0]!r}; if {mark!r} separates columns, set input.csv.delimiter"
+            )
+    return None
+
+
+def _row(ordinal: int, record: Record, width: int, places: Mapping[str, int], spec: InputSpec) -> RowAction:
     if record.reason:
-        reason = record.reason
-        return lambda b: b.reject(ordinal, reason, record.detail, None, record.sample)
+        reason, text_is = record.reason, TEXT_IS[record.reason]
+        return lambda b: b.reject(ordinal, reason, record.detail, None, record.sample, text_is)
     if len(record.fields) != width:
         detail = f"line {record.line}: {len(record.fields)} fields, the header has {width}"
-        return lambda b: b.reject(ordinal, "bad_csv", detail, None, ",".join(record.fields))
+        line = _as_line(record.fields, spec)
+        return lambda b: b.reject(ordinal, "bad_csv", detail, None, line, "line")
 
     def take(builder: RowBuilder) -> None:
-        values = [record.fields[place] for place in places]
-        if ESCAPED_BYTE.search("".join(values)):
-            decoded = [_decoded(value, spec.encoding) for value in values]
-            if spec.undecodable == "reject":
-                detail = f"line {record.line}: not {spec.encoding}"
-                row_id = printable(decoded[1]) if spec.id else None
-                builder.reject(ordinal, "undecodable", detail, row_id, decoded[0])
-                return
-            builder.count_replaced(_num_replaced(decoded) - _num_replaced(values))
-            values = decoded
-        text = values[0]
-        row_id, kept = (values[1], values[2:]) if spec.id else (None, values[1:])
-        row_id = row_id if row_id is None else printable(row_id)
-        if is_too_large(text, spec.max_row_bytes):
-            builder.reject(ordinal, "row_too_large", too_large(spec), row_id, text)
+        values = {name: record.fields[place] for name, place in places.items()}
+        carried = [name for name in (spec.id, *spec.keep) if name is not None]
+        odd = [name for name in carried if ESCAPED_BYTE.search(values[name])]
+        shown = {
+            name: _decoded(values[name], spec.encoding) if name in odd else values[name] for name in carried
+        }
+        row_id = printable(shown[spec.id]) if spec.id else None
+        kept = [printable(shown[name]) for name in spec.keep]
+        cells = [_cell(values[name], spec.encoding) for name in spec.text_columns]
+        if odd and spec.undecodable == "reject":
+            detail = f"line {record.line}: column {odd[0]!r}: not {spec.encoding}"
+            text = "\n".join(_decoded(values[name], spec.encoding) for name in spec.text_columns)
+            known = dict(zip(spec.keep, kept, strict=True))
+            builder.reject(ordinal, "undecodable", detail, row_id, text, "text", known)
             return
-        builder.add(ordinal, text, row_id, [printable(value) for value in kept])
+        before = builder.rows_scrubbed
+        if builder.add(ordinal, cells, row_id, kept) and odd:
+            builder.chars_replaced += sum(_num_replaced(values[name], shown[name]) for name in odd)
+            builder.rows_scrubbed = before + 1
 
     return take
+
+
+TEXT_IS: Mapping[str, TextIs] = {"row_too_large": "beginning", "bad_csv": "line"}
+
+
+def _cell(value: str, encoding: str) -> Cell:
+    """Text, or bytes where some of them are no text."""
+    return value.encode(encoding, "surrogateescape") if ESCAPED_BYTE.search(value) else value
 
 
 def _decoded(value: str, encoding: str) -> str:
     return value.encode(encoding, "surrogateescape").decode(encoding, "replace")
 
 
-def _num_replaced(values: list[str]) -> int:
-    return sum(value.count("\ufffd") for value in values)
+def _num_replaced(before: str, after: str) -> int:
+    return after.count("\ufffd") - before.count("\ufffd")
+
+
+def _as_line(fields: list[str], spec: InputSpec) -> str:
+    """A record as a line again, for whoever mends it."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow([_decoded(value, spec.encoding) for value in fields])
+    return out.getvalue()

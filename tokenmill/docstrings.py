@@ -25,8 +25,8 @@ import pyarrow as pa
 from tokenmill.errors import DataError, StoreError
 from tokenmill.keys import fingerprint
 from tokenmill.parquet import create_part, part_footer
-from tokenmill.rows import printable
 from tokenmill.store import Store
+from tokenmill.texts import printable
 
 CORPUS_VERSION = 1
 GROUP_ROWS = 1000  # rows of a row group: the smallest slice a job can cut the corpus into

@@ -13,10 +13,12 @@ import numpy as np
 
 from tokenmill.accounting import per_second
 from tokenmill.batches import pad_batch, plan_batches
+from tokenmill.cut import Cut
+from tokenmill.encoding import encode_rows
 from tokenmill.engine import Run
 from tokenmill.plan import Plan, Shard
 from tokenmill.readers import read_slice
-from tokenmill.tokenizer import Cut, wrap_rows
+from tokenmill.rows import RowBatch
 
 SAMPLE_SHARDS = 4
 SAMPLE_ROWS = 256
@@ -30,8 +32,8 @@ def estimate(run: Run, *, probe: bool = True) -> dict[str, Any]:
     """
     plan = run.plan()
     todo = run.todo(plan)
-    texts, sample_bytes = _sample(run, plan)
-    cut, tokenize_rate = _tokenize(run, texts)
+    texts, pairs, sample_bytes = _sample(run, plan)
+    cut, tokenize_rate = _tokenize(run, texts, pairs)
     tokens_per_byte = int(cut.offsets_N1[-1]) / sample_bytes if sample_bytes else 0.0
     infer_rate = _infer_rate(run, cut) if probe and run.setup.infer and texts else None
     tokenize_left, infer_left = (_tokens(shards, tokens_per_byte) for shards in (todo.tokenize, todo.infer))
@@ -60,27 +62,28 @@ def _tokens(shards: Sequence[Shard], tokens_per_byte: float) -> int:
     return round(sum(shard.text_bytes for shard in shards) * tokens_per_byte)
 
 
-def _sample(run: Run, plan: Plan) -> tuple[list[str], int]:
-    """First rows of shards spread over the corpus, and their size in bytes."""
+def _sample(run: Run, plan: Plan) -> tuple[list[str], list[str] | None, int]:
+    """First rows of shards spread over the corpus, their second texts, and their size in bytes."""
     step = max(1, len(plan.shards) // SAMPLE_SHARDS)
     texts: list[str] = []
+    pairs: list[str] = []
     for shard in plan.shards[::step][:SAMPLE_SHARDS]:
-        texts += _first_texts(run, shard)
-    return texts, sum(len(text.encode("utf-8", "replace")) for text in texts)
+        batch = _first_batch(run, shard)
+        texts += batch.texts[:SAMPLE_ROWS] if batch else []
+        pairs += (batch.pairs or [])[:SAMPLE_ROWS] if batch else []
+    size = sum(len(text.encode("utf-8", "replace")) for text in (*texts, *pairs))
+    return texts, pairs if run.job.input.pair is not None else None, size
 
 
-def _first_texts(run: Run, shard: Shard) -> list[str]:
-    for batch in read_slice(shard.slices[0], run.job.input, run.storages.input):
-        if batch.texts:
-            return batch.texts[:SAMPLE_ROWS]
-    return []
+def _first_batch(run: Run, shard: Shard) -> RowBatch | None:
+    """The first one with good rows."""
+    batches = read_slice(shard.slices[0], run.job.input, run.storages.input)
+    return next((batch for batch in batches if batch.texts), None)
 
 
-def _tokenize(run: Run, texts: Sequence[str]) -> tuple[Cut, float]:
-    setup = run.setup.tokenize
+def _tokenize(run: Run, texts: Sequence[str], pairs: Sequence[str] | None) -> tuple[Cut, float]:
     start = time.perf_counter()
-    encoded = setup.tokenizer.encode([setup.prompt + text for text in texts])
-    cut = wrap_rows(encoded, setup.tokenizer.info, setup.max_tokens, setup.truncation_side)
+    cut = encode_rows(run.setup.tokenize, texts, pairs).cut
     return cut, per_second(int(cut.offsets_N1[-1]), time.perf_counter() - start)
 
 

@@ -7,6 +7,7 @@ stay in blocks or in the environment (see `tokenmill.store.StorageConfig`).
 from __future__ import annotations
 
 import difflib
+import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +40,17 @@ def refuse_secrets(uri: str) -> None:
         )
 
 
+def template_columns(template: str) -> list[str]:
+    """Names in braces, in order; "{{" and "}}" stand for braces.  Raises ValueError.
+
+    Example: "{title}: {body}" -> ["title", "body"]
+    """
+    parts = list(string.Formatter().parse(template))
+    if any(spec or conversion for _, _, spec, conversion in parts):
+        raise ValueError("template: write a column's name alone in braces, and {{ for a brace")
+    return [name for _, name, _, _ in parts if name is not None]
+
+
 class StorageSpec(Spec):
     """Where a bucket is and which saved credentials open it. Holds no secret itself."""
 
@@ -54,6 +66,30 @@ class StorageSpec(Spec):
         return value
 
 
+class CsvSpec(Spec):
+    """The dialect of CSV files."""
+
+    delimiter: str | None = Field(
+        None, min_length=1, max_length=1, description="Default: a comma, or a tab in .tsv files."
+    )
+    quote: str | None = Field(
+        '"', min_length=1, max_length=1, description="null: a quotation mark is a character like any other."
+    )
+    escape: str | None = Field(
+        None, min_length=1, max_length=1, description="Takes the meaning from the character after it."
+    )
+    columns: list[str] | None = Field(
+        None, min_length=1, description="Column names, for files whose first line is not a header."
+    )
+
+    @model_validator(mode="after")
+    def _characters_differ(self) -> CsvSpec:
+        given = [c for c in (self.delimiter, self.quote, self.escape) if c is not None]
+        if len(set(given)) < len(given) or set(given) & set("\r\n\0"):
+            raise ValueError("csv: delimiter, quote and escape must differ and be no line end")
+        return self
+
+
 class InputSpec(Spec):
     """The corpus: where it is and which columns matter."""
 
@@ -61,7 +97,18 @@ class InputSpec(Spec):
         description="File, folder, glob or list of them; a local path or any fsspec URL."
     )
     format: Format = Field("auto", description="auto goes by each file's name.")
-    text: str = Field("text", description="Column to tokenize. Ignored for plain text.")
+    text: str | list[str] = Field(
+        "text", description="Column to tokenize, or several in order. Ignored for plain text."
+    )
+    template: str | None = Field(
+        None, description="How several columns make one text, e.g. '{title}: {body}'. Default: a line each."
+    )
+    pair: str | None = Field(
+        None, description="Column of a second text, joined to the first as the tokenizer joins pairs."
+    )
+    messages: str | None = Field(
+        None, description="Column of chat messages for the tokenizer's chat template, instead of a text."
+    )
     id: str | None = Field(None, description="Your own row id, carried through as text.")
     keep: list[str] = Field(default=[], description="Columns carried through unchanged.")
     rows: Literal["lines", "files"] = Field(
@@ -71,6 +118,10 @@ class InputSpec(Spec):
         "reject", description="A null text becomes a reject, or counts as an empty text."
     )
     encoding: str = Field("utf-8", description="Text encoding of JSONL, CSV and plain text.")
+    csv: CsvSpec = CsvSpec()
+    unicode: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = Field(
+        None, description="Bring texts into a Unicode normal form first. Default: as they are."
+    )
     undecodable: Literal["reject", "replace"] = Field(
         "reject", description="Bytes that are not text: reject the row, or put U+FFFD and count."
     )
@@ -83,6 +134,30 @@ class InputSpec(Spec):
         description="Text per shard, in bytes as stored. Changing it redoes finished shards.",
     )
     storage: StorageSpec = StorageSpec()
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns that a row's text is made from, the second text of a pair last."""
+        if self.messages is not None:
+            return [self.messages]
+        first = [self.text] if isinstance(self.text, str) else self.text
+        return [*first, *([self.pair] if self.pair is not None else [])]
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column that is read, once."""
+        return list(dict.fromkeys([*self.text_columns, *([self.id] if self.id else []), *self.keep]))
+
+    @model_validator(mode="after")
+    def _text_is_told_once(self) -> InputSpec:
+        names = [self.text] if isinstance(self.text, str) else self.text
+        if not names or len(set(names)) < len(names):
+            raise ValueError("text: name at least one column, and each once")
+        if self.messages is not None and (names != ["text"] or self.pair is not None or self.template):
+            raise ValueError("messages: stands in place of text, template and pair; remove those")
+        if self.template is not None and set(template_columns(self.template)) != set(names):
+            raise ValueError(f"template: must hold each column of text once in braces: {', '.join(names)}")
+        return self
 
     @field_validator("uri")
     @classmethod
@@ -120,8 +195,11 @@ class TokenizerSpec(Spec):
         "truncate", description="What happens to a longer row. Both are counted."
     )
     truncation_side: Literal["right", "left"] = Field("right", description="The end that is cut.")
-    special_tokens_in_text: Literal["text", "parse"] = Field(
-        "text", description="A text that spells a special token: keep it as text, or obey it."
+    special_tokens_in_text: Literal["text", "parse", "reject"] = Field(
+        "text", description="A text that spells a special token: keep it as text, obey it, or reject the row."
+    )
+    add_generation_prompt: bool = Field(
+        False, description="End chat messages with the beginning of the assistant's answer."
     )
     prompt: str | None = Field(None, description="Text put before every row.")
     prompt_name: str | None = Field(None, description="Name of a prompt in the model's own files.")
@@ -179,11 +257,17 @@ class AggregateSpec(Spec):
 
 
 class QualitySpec(Spec):
-    """Limits that turn a count into a failure. They never change what is computed."""
+    """Limits that turn a count into a failure, before the model runs. They change no result."""
 
     max_reject_rate: float = Field(0.01, ge=0, le=1, description="Highest share of rejected rows.")
-    max_unknown_rate: float | None = Field(
-        None, ge=0, le=1, description="Highest share of unknown tokens; above it a warning."
+    max_unknown_rate: float | None = Field(None, ge=0, le=1, description="Highest share of unknown tokens.")
+    max_truncated_rate: float | None = Field(None, ge=0, le=1, description="Highest share of truncated rows.")
+    max_blank_rate: float | None = Field(None, ge=0, le=1, description="Highest share of blank rows.")
+    max_replaced_rate: float | None = Field(
+        None, ge=0, le=1, description="Highest share of rows with characters replaced by U+FFFD."
+    )
+    max_removed_rate: float | None = Field(
+        None, ge=0, le=1, description="Highest share of rows with characters that the normaliser removes."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -11,12 +12,13 @@ import orjson
 
 from tokenmill.job import InputSpec
 from tokenmill.lines import iter_lines, strip_bom
-from tokenmill.rows import RowAction, RowBuilder, count_blank, cut_line, printable
+from tokenmill.rows import RowAction, RowBuilder, count_blank, cut_line
+from tokenmill.texts import printable
 
 
 def json_rows(chunks: Iterable[bytes], spec: InputSpec) -> Iterator[RowAction]:
     """One action per line, blank lines included."""
-    wanted = [name for name in (spec.text, spec.id, *spec.keep) if name is not None]
+    wanted = spec.columns
     for ordinal, (line, cut) in enumerate(iter_lines(chunks, spec.max_row_bytes)):
         yield _json_row(ordinal, strip_bom(line), cut, spec, wanted)
 
@@ -45,15 +47,17 @@ def _json_row(ordinal: int, line: bytes, cut: bool, spec: InputSpec, wanted: lis
         try:
             values = _json_values(parse_object(text), text, wanted)
         except ValueError as exc:
-            builder.reject(ordinal, "bad_json", f"line {ordinal + 1}: {exc}", None, text)
+            builder.reject(ordinal, "bad_json", f"line {ordinal + 1}: {exc}", None, text, "line")
             return
         row_id = _printable(values.get(spec.id)) if spec.id else None
-        if spec.text not in values:
-            detail = f"line {ordinal + 1}: no key {spec.text!r}"
-            builder.reject(ordinal, "missing_text", detail, row_id, text)
-            return
         kept = [_printable(values.get(name)) for name in spec.keep]
-        builder.add(ordinal, values[spec.text], row_id, kept)
+        for name in spec.text_columns:
+            if name not in values:
+                detail = f"line {ordinal + 1}: no key {name!r}"
+                known = dict(zip(spec.keep, kept, strict=True))
+                builder.reject(ordinal, "missing_text", detail, row_id, text, "line", known)
+                return
+        builder.add(ordinal, [values[name] for name in spec.text_columns], row_id, kept)
 
     return take
 
@@ -97,9 +101,11 @@ def _may_be_rounded(value: Any) -> bool:
 
 
 def _json_text(value: Any) -> str | None:
-    """A JSON value as text: strings as they are, null as None, all else as JSON."""
+    """A JSON value as text: strings as they are, null and NaN as None, all else as JSON."""
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, float) and math.isnan(value):
+        return None  # how a missing cell is written by those who write JSON from data frames
     try:
         return json.dumps(value, ensure_ascii=False)
     except RecursionError as exc:

@@ -99,13 +99,16 @@ def make_plan(setup: Setup, storage: StorageConfig) -> Plan:
     )
 
 
-INPUT_OPTIONS = ("text", "id", "keep", "rows", "nulls", "encoding", "undecodable", "max_row_bytes")
+INPUT_OPTIONS = frozenset(
+    {"text", "template", "pair", "messages", "id", "keep", "rows", "nulls", "encoding", "csv", "unicode"}
+    | {"undecodable", "max_row_bytes"}
+)
 
 
 def _token_options(setup: Setup) -> dict[str, Any]:
     """Every option of the job that changes a token part."""
-    spec = setup.job.input
-    return {**{name: getattr(spec, name) for name in INPUT_OPTIONS}, **setup.tokenize.key_options()}
+    options = setup.job.input.model_dump(mode="json", include=set(INPUT_OPTIONS))
+    return {**options, **setup.tokenize.key_options()}
 
 
 def check_tokens_key(setup: Setup, shard: Shard) -> None:
@@ -202,11 +205,12 @@ def _parquet_slices(
         schema, metadata = parquet.read_footer(handle, file.uri)
     types = check_parquet_columns(schema, file.uri, spec)
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    column = paths.index(spec.text)  # a text column is never nested, so that its path is its name
+    tops = [path.partition(".")[0] if path not in spec.text_columns else path for path in paths]
+    places = [place for place, top in enumerate(tops) if top in spec.text_columns]
     slices: list[Slice] = []
     first, first_row, row, held = 0, 0, 0, 0
     for group in range(metadata.num_row_groups):
-        size = metadata.row_group(group).column(column).total_uncompressed_size
+        size = sum(metadata.row_group(group).column(place).total_uncompressed_size for place in places)
         if group > first and held + size > spec.shard_bytes:
             slices.append(_group_slice(file, first, group, first_row, row, held))
             first, first_row, held = group, row, 0

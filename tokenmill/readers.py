@@ -26,14 +26,14 @@ from tokenmill.lines import CHUNK_BYTES, decompressed, iter_lines, strip_bom
 from tokenmill.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
+    Cell,
     RowAction,
     RowBatch,
     RowBuilder,
     cut_line,
     in_batches,
-    is_too_large,
+    plain_json,
     row_columns,
-    too_large,
 )
 from tokenmill.store import StorageConfig, mapped, open_filesystem
 
@@ -73,7 +73,7 @@ def _read_parquet(file: IO[bytes], piece: Slice, spec: InputSpec) -> Iterator[Ro
     uri, ordinal = piece.file.uri, piece.first_row
     first, num = piece.first_group, piece.num_groups
     groups = None if first is None or num is None else range(first, first + num)
-    wanted = list(dict.fromkeys([spec.text, *([spec.id] if spec.id else []), *spec.keep]))
+    wanted = spec.columns
     with parquet.open_parquet(file, uri) as opened:
         empty = opened.schema_arrow.empty_table().select(wanted)
     yield _parquet_batch(
@@ -94,46 +94,27 @@ def _rows_at_once(piece: Slice) -> int:
 def _parquet_batch(batch: pa.RecordBatch, first_row: int, uri: str, spec: InputSpec) -> RowBatch:
     builder = RowBuilder(uri, spec)
     ids = _id_strings(batch.column(spec.id)) if spec.id else pa.nulls(len(batch), pa.string())
-    good = []
-    for index, (value, row_id) in enumerate(
-        zip(_text_values(batch.column(spec.text)), ids.to_pylist(), strict=True)
-    ):
-        before = len(builder.texts)
-        _add_value(builder, first_row + index, value, row_id)
-        if len(builder.texts) > before:
-            good.append(index)
+    kept = {name: _clean(_as_stored(batch.column(name)), builder) for name in spec.keep}
+    cells = zip(*(_text_values(batch.column(name)) for name in spec.text_columns), strict=True)
+    good = [
+        index
+        for index, (row, row_id) in enumerate(zip(cells, ids.to_pylist(), strict=True))
+        if builder.add(
+            first_row + index,
+            row,
+            row_id,
+            others=lambda index=index: {name: column[index].as_py() for name, column in kept.items()},  # type: ignore[misc]
+        )
+    ]
     taken = pa.array(good, pa.int64())
-    kept = {name: _clean(_as_stored(batch.column(name)).take(taken), builder) for name in spec.keep}
-    schema = row_columns({name: column.type for name, column in kept.items()})
     arrays = [
         pa.array([builder.uri] * len(good), pa.string()),
         pc.add(taken, first_row),
         ids.take(taken),
-        *kept.values(),
+        *(column.take(taken) for column in kept.values()),
     ]
-    return RowBatch(
-        columns=pa.record_batch(arrays, schema=schema),
-        texts=builder.texts,
-        rejects=builder.rejects,
-        rows_scrubbed=builder.rows_scrubbed,
-        chars_replaced=builder.chars_replaced,
-    )
-
-
-def _add_value(builder: RowBuilder, ordinal: int, value: str | bytes | None, row_id: str | None) -> None:
-    """Take one cell of a text column: text, bytes that are not UTF-8, or nothing."""
-    limit = builder.spec.max_row_bytes
-    if isinstance(value, bytes):
-        if len(value) > limit:
-            cut_line(ordinal, value, builder.spec, row_id)(builder)
-            return
-        value = builder.decode(ordinal, value, row_id)
-        if value is None:
-            return
-    if value is not None and is_too_large(value, limit):
-        builder.reject(ordinal, "row_too_large", too_large(builder.spec), row_id, value)
-    else:
-        builder.add(ordinal, value, row_id, [])
+    schema = row_columns({name: column.type for name, column in kept.items()})
+    return builder.finish(pa.record_batch(arrays, schema=schema))
 
 
 def _id_strings(column: pa.Array) -> pa.Array:
@@ -171,10 +152,14 @@ def _as_stored(column: pa.Array) -> pa.Array:
     return column if column.type == wanted else column.cast(wanted, safe=False)
 
 
-def _text_values(column: pa.Array) -> list[str | bytes | None]:
-    """Strings; raw bytes where the bytes may not be text (Parquet does not promise that they are)."""
+def _text_values(column: pa.Array) -> list[Cell]:
+    """Strings; raw bytes where the bytes may not be text (Parquet does not promise that they are);
+    JSON where a cell is a list or struct.
+    """
     if pa.types.is_null(column.type):
         return [None] * len(column)
+    if pa.types.is_nested(column.type):
+        return [None if value is None else plain_json(value) for value in column.to_pylist()]
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
@@ -208,7 +193,11 @@ def _read_text(file: IO[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBa
 
 
 def _text_row(ordinal: int, line: bytes, cut: bool, spec: InputSpec) -> RowAction:
-    return cut_line(ordinal, line, spec) if cut else lambda b: b.add_bytes(ordinal, line)
+    return cut_line(ordinal, line, spec) if cut else lambda b: b.add(ordinal, [line], None, _no_columns(spec))
+
+
+def _no_columns(spec: InputSpec) -> list[None]:
+    return [None] * len(spec.keep)
 
 
 def _whole_file_row(chunks: Iterable[bytes], spec: InputSpec) -> RowAction:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-TOKENS_VERSION = 1
-RESULTS_VERSION = 1
-REJECTS_VERSION = 1
+TOKENS_VERSION = 2
+RESULTS_VERSION = 2
+REJECTS_VERSION = 2
 
 ROW_KEY = (
     pa.field("source_file", pa.string(), nullable=False),
@@ -23,6 +23,7 @@ ROW_KEY = (
 TOKEN_COLUMNS = (
     pa.field("chunk_index", pa.int32(), nullable=False),
     pa.field("input_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
+    pa.field("pair_start", pa.int32(), nullable=False),
     pa.field("num_tokens", pa.int32(), nullable=False),
     pa.field("num_tokens_dropped", pa.int32(), nullable=False),
     pa.field("num_unknown", pa.int32(), nullable=False),
@@ -34,6 +35,8 @@ REJECT_COLUMNS = (
     pa.field("reason", pa.string(), nullable=False),
     pa.field("detail", pa.string(), nullable=False),
     pa.field("text", pa.string()),
+    pa.field("text_is", pa.string()),
+    pa.field("columns", pa.string()),
 )
 
 RESERVED = frozenset(f.name for f in ROW_KEY + TOKEN_COLUMNS) | {"embedding"}
@@ -47,13 +50,15 @@ GROUP_FIGURES = (
 FLOATS: Mapping[str, pa.DataType] = {"float32": pa.float32(), "float16": pa.float16()}
 
 
-def tokens_schema(keep: Mapping[str, pa.DataType]) -> pa.Schema:
+def tokens_schema(keep: Mapping[str, pa.DataType], pairs: bool = False) -> pa.Schema:
     """Schema of the token dataset: row key, kept columns, ids and their counts.
 
-    keep: name and type of the columns carried through from the input.
+    keep: name and type of the columns carried through from the input.  pairs: rows are pairs of texts;
+    `pair_start` is the place of the second one's first token.
     """
     kept = (pa.field(name, dtype) for name, dtype in keep.items())
-    return pa.schema([*ROW_KEY, *kept, *TOKEN_COLUMNS])
+    columns = (f for f in TOKEN_COLUMNS if pairs or f.name != "pair_start")
+    return pa.schema([*ROW_KEY, *kept, *columns])
 
 
 def embeddings_schema(keep: Mapping[str, pa.DataType], dimensions: int, dtype: str) -> pa.Schema:

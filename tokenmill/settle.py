@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.backend import EmbedBackend
+from tokenmill.chat import ChatTemplate, ChatTokenizer
 from tokenmill.errors import ConfigError, ModelMismatchError
 from tokenmill.job import Job
 from tokenmill.model_files import (
@@ -23,7 +24,7 @@ from tokenmill.model_files import (
     read_recipe,
     resolve_model,
 )
-from tokenmill.tokenizer import Tokenizer, load_tokenizer
+from tokenmill.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +37,9 @@ class TokenizeSetup:
     max_tokens: int
     overflow: str
     truncation_side: str
+    special_tokens_in_text: str
     model_vocab_size: int | None
+    chat: ChatTemplate | None = None
 
     def key_options(self) -> dict[str, Any]:
         """What goes into the tokenize key."""
@@ -46,6 +49,7 @@ class TokenizeSetup:
             "max_tokens": self.max_tokens,
             "overflow": self.overflow,
             "truncation_side": self.truncation_side,
+            "special_tokens_in_text": self.special_tokens_in_text,
             "model_vocab_size": self.model_vocab_size,
         }
 
@@ -59,6 +63,7 @@ class InferSetup:
     job: Job
     num_prompt_tokens: int
     pad_id: int
+    second_type: int = 0
 
     def key_options(self) -> dict[str, Any]:
         """What goes into the infer key."""
@@ -88,6 +93,7 @@ class InferSetup:
             dimensions=spec.dimensions,
             num_prompt_tokens=self.num_prompt_tokens,
             pad_id=self.pad_id,
+            second_type=self.second_type,
             threads=self.job.run.threads,
             trust_remote_code=spec.trust_remote_code,
         )
@@ -132,6 +138,7 @@ def prepare(job: Job) -> Setup:
         job=job,
         num_prompt_tokens=tokenize.num_prompt_tokens,
         pad_id=_pad_id(tokenize.tokenizer, limits),
+        second_type=pair.second_type if (pair := tokenize.tokenizer.info.pair) and job.input.pair else 0,
     )
     return Setup(job=job, tokenize=tokenize, infer=infer)
 
@@ -163,12 +170,18 @@ def _tokenize_setup(
     spec = job.tokenizer
     place = resolve_model(spec.name) if spec.name else folder
     assert place is not None  # prepare() has checked that one of the two is named
-    tokenizer = load_tokenizer(
+    plain = load_tokenizer(
         place,
-        parse_special_tokens=spec.special_tokens_in_text == "parse",
+        parse_special_tokens=spec.special_tokens_in_text == "parse" or job.input.messages is not None,
         trust_remote_code=job.inference.trust_remote_code,
         lower_case=bool(recipe and recipe.lower_case),
     )
+    chat = _chat_template(job, plain) if job.input.messages is not None else None
+    tokenizer = _chat_tokenizer(job, place, plain, chat) if chat else plain
+    if job.input.pair is not None and tokenizer.info.pair is None:
+        raise ModelMismatchError(
+            "input.pair: the tokenizer has no fixed way to join two texts; use input.text"
+        )
     prompt = _prompt(job, recipe)
     if prompt and spec.truncation_side == "left":
         raise ConfigError("tokenizer.truncation_side: left would cut off the prompt; use right, or no prompt")
@@ -179,8 +192,31 @@ def _tokenize_setup(
         max_tokens=_max_tokens(job, tokenizer, recipe, limits),
         overflow=spec.overflow,
         truncation_side=spec.truncation_side,
+        special_tokens_in_text=spec.special_tokens_in_text,
         model_vocab_size=limits.vocab_size,
+        chat=chat,
     )
+
+
+def _chat_template(job: Job, tokenizer: HuggingFaceTokenizer) -> ChatTemplate:
+    if job.tokenizer.prompt or job.tokenizer.prompt_name:
+        raise ConfigError("tokenizer.prompt: not with input.messages; put it into a system message")
+    return ChatTemplate(
+        tokenizer.fast,
+        tokenizer.info.special_tokens,
+        keep_as_text=job.tokenizer.special_tokens_in_text != "parse",
+        generate=job.tokenizer.add_generation_prompt,
+        form=job.input.unicode,
+    )
+
+
+def _chat_tokenizer(
+    job: Job, place: Path, obeying: HuggingFaceTokenizer, template: ChatTemplate
+) -> ChatTokenizer:
+    literal = load_tokenizer(
+        place, parse_special_tokens=False, trust_remote_code=job.inference.trust_remote_code
+    )
+    return ChatTokenizer(obeying, literal, template)
 
 
 def _prompt(job: Job, recipe: EncoderRecipe | None) -> str:
@@ -215,10 +251,10 @@ def _max_tokens(job: Job, tokenizer: Tokenizer, recipe: EncoderRecipe | None, li
         raise ModelMismatchError(
             f"tokenizer.max_tokens: {asked} is more than the model's {limits.positions} positions"
         )
-    if asked <= tokenizer.info.num_special:
-        raise ConfigError(
-            f"tokenizer.max_tokens: {asked} leaves no room beside {tokenizer.info.num_special} special tokens"
-        )
+    pair = tokenizer.info.pair if job.input.pair is not None else None
+    num_special = pair.num_special if pair else tokenizer.info.num_special
+    if asked <= num_special:
+        raise ConfigError(f"tokenizer.max_tokens: {asked} leaves no room beside {num_special} special tokens")
     return asked
 
 

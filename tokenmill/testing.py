@@ -24,7 +24,7 @@ from tokenmill.job import Job
 from tokenmill.model_files import EncoderRecipe
 from tokenmill.settle import InferSetup, Setup, TokenizeSetup
 from tokenmill.store import Store
-from tokenmill.tokenizer import Encoded, TokenizerInfo
+from tokenmill.tokenizer import Encoded, LostChars, PairTemplate, TokenizerInfo
 
 PAD, START, END, UNKNOWN, FIRST_WORD = range(5)
 VOCAB_SIZE = 50_000
@@ -39,6 +39,8 @@ FAKE_INFO = TokenizerInfo(
     pad_id=PAD,
     vocab_size=VOCAB_SIZE,
     max_tokens=None,
+    special_tokens=("<start>", "<end>"),
+    pair=PairTemplate(prefix_ids=(START,), middle_ids=(END,), suffix_ids=(END,), second_type=1),
 )
 
 
@@ -56,6 +58,12 @@ class FakeTokenizer:
         offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64)
         ids = np.array([i for row in rows for i in row], dtype=np.int32)
         return Encoded(ids=ids, offsets_N1=offsets)
+
+    def lost_chars(self, texts: Sequence[str], has_unknown_N: npt.NDArray[np.bool_]) -> LostChars:  # noqa: ARG002
+        unknown = [sum(len(word) for word in text.split() if word_id(word) == UNKNOWN) for text in texts]
+        return LostChars(
+            removed_N=np.zeros(len(texts), dtype=np.int64), unknown_N=np.array(unknown, dtype=np.int64)
+        )
 
 
 def word_id(word: str) -> int:
@@ -97,7 +105,10 @@ class FakeBackend:
         )
 
     def embed(
-        self, ids_BL: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64]
+        self,
+        ids_BL: npt.NDArray[np.int64],
+        lengths_B: npt.NDArray[np.int64],
+        pair_starts_B: npt.NDArray[np.int64] | None = None,
     ) -> npt.NDArray[np.float32]:
         if self.failures:
             self.failures -= 1
@@ -111,6 +122,8 @@ class FakeBackend:
             assert 0 < length <= longest, f"row {row} has {length} of {longest} tokens"
             assert (ids_BL[row, length:] == PAD).all(), f"row {row} is not padded with {PAD}"
             vectors_BD[row] = self.vector(ids_BL[row, :length].tolist())
+            if pair_starts_B is not None:
+                vectors_BD[row] *= 1 + pair_starts_B[row]
         return vectors_BD
 
     def vector(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -170,6 +183,7 @@ def make_run(job: Job, tokenizer: FakeTokenizer | None = None) -> Run:
         max_tokens=spec.max_tokens or 256,
         overflow=spec.overflow,
         truncation_side=spec.truncation_side,
+        special_tokens_in_text=spec.special_tokens_in_text,
         model_vocab_size=VOCAB_SIZE,
     )
     no_folder = Path("/tokenmill-fake-model")

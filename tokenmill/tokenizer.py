@@ -1,7 +1,7 @@
 """Text to token ids, exactly as the model expects them, in Rust batches.
 
-One Protocol, one adapter over Hugging Face's fast tokenizers. Truncation is done here, not in the
-tokenizer, so that every dropped token is counted.
+One Protocol, one adapter over Hugging Face's fast tokenizers. Special tokens are put around the ids, and
+rows are cut, in `tokenmill.cut`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import ModelMismatchError, ModelNotFoundError
 from tokenmill.model_files import FolderState, first_line, folder_state
+from tokenmill.removed import RemovedCharacters
 
 Int32s = npt.NDArray[np.int32]
 
@@ -34,6 +35,23 @@ class Encoded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PairTemplate:
+    """How two texts are joined: prefix, first, middle, second, suffix.
+
+    second_type: token type of the second text and what follows it; that of the first is 0.
+    """
+
+    prefix_ids: tuple[int, ...]
+    middle_ids: tuple[int, ...]
+    suffix_ids: tuple[int, ...]
+    second_type: int
+
+    @property
+    def num_special(self) -> int:
+        return len(self.prefix_ids) + len(self.middle_ids) + len(self.suffix_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerInfo:
     """What the engine must know of a tokenizer."""
 
@@ -44,6 +62,8 @@ class TokenizerInfo:
     pad_id: int
     vocab_size: int
     max_tokens: int | None
+    special_tokens: tuple[str, ...] = ()
+    pair: PairTemplate | None = None
 
     @property
     def num_special(self) -> int:
@@ -51,11 +71,26 @@ class TokenizerInfo:
         return len(self.prefix_ids) + len(self.suffix_ids)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LostChars:
+    """Characters of each text that the model never sees.
+
+    removed_N: taken out by the normaliser.  unknown_N: behind unknown tokens.
+    """
+
+    removed_N: npt.NDArray[np.int64]
+    unknown_N: npt.NDArray[np.int64]
+
+
 class Tokenizer(Protocol):
     """The whole contract."""
 
     @property
     def info(self) -> TokenizerInfo: ...
+
+    def lost_chars(self, texts: Sequence[str], has_unknown_N: npt.NDArray[np.bool_]) -> LostChars:
+        """What is lost of each text.  has_unknown_N: whether it has an unknown token."""
+        ...
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """All ids of each text, special tokens not added, nothing cut."""
@@ -66,7 +101,7 @@ class HuggingFaceTokenizer:
     """A fast tokenizer of `transformers`; `encode` releases the GIL and uses all cores."""
 
     def __init__(self, fast: Any, parse_special_tokens: bool, lower_case: bool = False) -> None:
-        self._backend = fast.backend_tokenizer
+        self.fast, self._backend = fast, fast.backend_tokenizer
         if lower_case:
             _lower_case(self._backend)
         self._backend.no_truncation()
@@ -83,7 +118,10 @@ class HuggingFaceTokenizer:
             pad_id=pad if pad is not None else (fast.eos_token_id or 0),
             vocab_size=len(fast),
             max_tokens=longest if longest and longest < 10**9 else None,
+            special_tokens=_special_tokens(self._backend),
+            pair=_pair_template(self._backend),
         )
+        self._removed = RemovedCharacters(self._backend.normalizer)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         rows = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -92,6 +130,42 @@ class HuggingFaceTokenizer:
         np.cumsum([len(ids) for ids in lists], out=offsets[1:])
         flat = np.fromiter((i for ids in lists for i in ids), np.int32, count=int(offsets[-1]))
         return Encoded(ids=flat, offsets_N1=offsets)
+
+    def lost_chars(self, texts: Sequence[str], has_unknown_N: npt.NDArray[np.bool_]) -> LostChars:
+        unknown_N = np.zeros(len(texts), dtype=np.int64)
+        rows = np.flatnonzero(has_unknown_N).tolist()
+        encoded = self._backend.encode_batch([texts[row] for row in rows], add_special_tokens=False)
+        for row, found in zip(rows, encoded, strict=True):
+            spans = zip(found.ids, found.offsets, strict=True)
+            unknown_N[row] = sum(stop - start for i, (start, stop) in spans if i == self.info.unknown_id)
+        return LostChars(removed_N=self._removed.count(texts), unknown_N=unknown_N)
+
+
+def _special_tokens(backend: Any) -> tuple[str, ...]:
+    """What a text would have to spell to be taken for a special token."""
+    added = backend.get_added_tokens_decoder().values()
+    return tuple(sorted(token.content for token in added if token.special and token.content))
+
+
+def _pair_template(backend: Any) -> PairTemplate | None:
+    """How it joins two texts; None where that is not by fixed ids around and between them."""
+    first, second = (backend.encode(text, add_special_tokens=False).ids for text in ("a", "b c"))
+    whole = backend.encode("a", "b c", add_special_tokens=True)
+    places = [
+        (i, j)
+        for i in range(len(whole.ids) - len(first) + 1)
+        for j in range(i + len(first), len(whole.ids) - len(second) + 1)
+        if whole.ids[i : i + len(first)] == first and whole.ids[j : j + len(second)] == second
+    ]
+    if not first or not second or not places:
+        return None
+    i, j = places[0]
+    return PairTemplate(
+        prefix_ids=tuple(whole.ids[:i]),
+        middle_ids=tuple(whole.ids[i + len(first) : j]),
+        suffix_ids=tuple(whole.ids[j + len(second) :]),
+        second_type=whole.type_ids[j],
+    )
 
 
 def _lower_case(backend: Any) -> None:
@@ -163,35 +237,3 @@ def _load_tokenizer(
     if not getattr(fast, "is_fast", False):
         raise ModelMismatchError(f"tokenizer {folder}: has no fast (Rust) form; convert it to tokenizer.json")
     return HuggingFaceTokenizer(fast, parse_special_tokens, lower_case)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
-    """Ragged ids with special tokens, ready for the model, and what was dropped of each row."""
-
-    ids: Int32s
-    offsets_N1: npt.NDArray[np.int64]
-    num_dropped_N: npt.NDArray[np.int32]
-
-
-def wrap_rows(encoded: Encoded, info: TokenizerInfo, max_tokens: int, side: str) -> Cut:
-    """Cut each row to max_tokens, special tokens included, and put those around it.
-
-    side: "right" drops the end of a row, "left" its beginning.  max_tokens >= info.num_special.
-    Example: [CLS] [SEP] around ids 1..5 with max_tokens 4, right -> [CLS] 1 2 [SEP], 3 dropped
-    """
-    lengths_N = np.diff(encoded.offsets_N1)
-    kept_N = np.minimum(lengths_N, max_tokens - info.num_special)
-    starts_N = encoded.offsets_N1[:-1] + (lengths_N - kept_N if side == "left" else 0)
-    offsets = np.zeros(len(kept_N) + 1, dtype=np.int64)
-    np.cumsum(kept_N + info.num_special, out=offsets[1:])
-    ids = np.empty(int(offsets[-1]), dtype=np.int32)
-    for place, token in enumerate(info.prefix_ids):
-        ids[offsets[:-1] + place] = token
-    for place, token in enumerate(info.suffix_ids):
-        ids[offsets[1:] - len(info.suffix_ids) + place] = token
-    within = np.arange(int(kept_N.sum())) - np.repeat(np.cumsum(kept_N) - kept_N, kept_N)
-    ids[np.repeat(offsets[:-1] + len(info.prefix_ids), kept_N) + within] = encoded.ids[
-        np.repeat(starts_N, kept_N) + within
-    ]
-    return Cut(ids=ids, offsets_N1=offsets, num_dropped_N=(lengths_N - kept_N).astype(np.int32))

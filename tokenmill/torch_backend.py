@@ -86,6 +86,7 @@ class TorchEmbedder:
         dimensions: int | None,
         num_prompt_tokens: int,
         pad_id: int,
+        second_type: int = 0,
     ) -> None:
         self._device, self._recipe = device, recipe
         self._model = model.to(device=device).eval()
@@ -93,6 +94,8 @@ class TorchEmbedder:
         self._dense.to(device=device).eval()
         self._skip = 0 if recipe.pools_prompt else num_prompt_tokens
         config = cast(Any, model).config
+        # Subtle: a tokenizer may give types to a model that has none.
+        self._second_type = second_type if (getattr(config, "type_vocab_size", 0) or 0) > second_type else 0
         hidden = int(getattr(config, "hidden_size", None) or config.d_model)
         full = _dense_width(self._dense, hidden)
         if dimensions is not None and dimensions > full:
@@ -110,11 +113,15 @@ class TorchEmbedder:
         )
 
     def embed(
-        self, ids_BL: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64]
+        self,
+        ids_BL: npt.NDArray[np.int64],
+        lengths_B: npt.NDArray[np.int64],
+        pair_starts_B: npt.NDArray[np.int64] | None = None,
     ) -> npt.NDArray[np.float32]:
+        starts_B = None if pair_starts_B is None else torch.from_numpy(pair_starts_B)
         try:
             with torch.inference_mode():
-                vectors_BD = self._forward(torch.from_numpy(ids_BL), torch.from_numpy(lengths_B))
+                vectors_BD = self._forward(torch.from_numpy(ids_BL), torch.from_numpy(lengths_B), starts_B)
                 return cast(npt.NDArray[np.float32], vectors_BD.cpu().numpy())
         except torch.OutOfMemoryError as exc:
             torch.cuda.empty_cache()
@@ -126,12 +133,17 @@ class TorchEmbedder:
                 f"model failed on {ids_BL.shape[0]} x {ids_BL.shape[1]} tokens: {exc}"
             ) from exc
 
-    def _forward(self, ids_BL: Tensor, lengths_B: Tensor) -> Tensor:
-        real_BL = torch.arange(ids_BL.shape[1]) < lengths_B[:, None]
+    def _forward(self, ids_BL: Tensor, lengths_B: Tensor, starts_B: Tensor | None) -> Tensor:
+        places_L = torch.arange(ids_BL.shape[1])
+        real_BL = places_L < lengths_B[:, None]
+        types: dict[str, Tensor] = {}
+        if starts_B is not None and self._second_type:
+            second_BL = real_BL & (places_L >= starts_B[:, None])
+            types["token_type_ids"] = (second_BL * self._second_type).to(self._device)
         padded = not bool(real_BL.all())
         ids_BL, real_BL = ids_BL.to(self._device), real_BL.to(self._device)
         # Subtle: without padding no mask is needed, and attention takes its fastest path.
-        output = self._model(input_ids=ids_BL, attention_mask=real_BL.long() if padded else None)
+        output = self._model(input_ids=ids_BL, attention_mask=real_BL.long() if padded else None, **types)
         pooled_BD = _pool(output.last_hidden_state, real_BL, self._recipe.pooling, self._skip)
         vectors_BD = self._dense(pooled_BD)[:, : self.info.dimensions]
         return nn.functional.normalize(vectors_BD, dim=1) if self._recipe.normalize else vectors_BD
@@ -189,6 +201,7 @@ def load_embedder(
     dimensions: int | None,
     num_prompt_tokens: int,
     pad_id: int,
+    second_type: int,
     threads: int | None,
     trust_remote_code: bool,
 ) -> TorchEmbedder:
@@ -211,6 +224,7 @@ def load_embedder(
             dimensions=dimensions,
             num_prompt_tokens=num_prompt_tokens,
             pad_id=pad_id,
+            second_type=second_type,
         )
     except torch.OutOfMemoryError as exc:
         raise BackendUnavailableError(

@@ -5,6 +5,7 @@ Legend: N texts, D dimensions.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +13,8 @@ import numpy.typing as npt
 
 from tokenmill.backend import EmbedBackend
 from tokenmill.batches import pad_batch, plan_batches
+from tokenmill.encoding import encode_rows
 from tokenmill.settle import Setup
-from tokenmill.tokenizer import wrap_rows
 
 
 def embed_texts(
@@ -21,13 +22,15 @@ def embed_texts(
 ) -> npt.NDArray[np.float32]:
     """One vector a text, shape (N, D), in order: same tokenizer, prompt, limit and model as the job's.
 
-    A longer text is cut to the job's limit, whatever the job does with such rows.
+    A longer text is cut to the job's limit, whatever the job does with such rows; for a job with chat
+    messages each is what a user says.
     backend: default the job's own, loaded once per process.  Raises ConfigError's leaves, BackendError.
     """
     backend = backend or setup.need_model().load_backend()
     tokenize = setup.tokenize
-    encoded = tokenize.tokenizer.encode([tokenize.prompt + text for text in texts])
-    cut = wrap_rows(encoded, tokenize.tokenizer.info, tokenize.max_tokens, tokenize.truncation_side)
+    if tokenize.chat is not None:
+        texts = [json.dumps([{"role": "user", "content": text}]) for text in texts]
+    cut = encode_rows(tokenize, texts).cut
     vectors_ND = np.empty((len(texts), backend.info.dimensions), dtype=np.float32)
     budget = setup.job.run.max_batch_tokens or backend.info.default_batch_tokens
     for rows_B in plan_batches(np.diff(cut.offsets_N1), budget):

@@ -106,4 +106,5 @@ def read_one(path: Path, content: bytes | str | pa.Table, **options: Any) -> Row
         lines_blank=sum(batch.lines_blank for batch in batches),
         rows_scrubbed=sum(batch.rows_scrubbed for batch in batches),
         chars_replaced=sum(batch.chars_replaced for batch in batches),
+        pairs=[pair for batch in batches for pair in batch.pairs or []] or None,
     )

@@ -128,8 +128,8 @@ def test_a_backend_that_is_busy_is_transient_and_leaves_nothing_of_the_shard(tmp
 class ShortBackend(FakeBackend):
     """Gives one row too few."""
 
-    def embed(self, ids_BL, lengths_B):
-        return super().embed(ids_BL, lengths_B)[1:]
+    def embed(self, ids_BL, lengths_B, starts_B=None):
+        return super().embed(ids_BL, lengths_B, starts_B)[1:]
 
 
 def test_a_backend_that_loses_a_row_is_an_error(tmp_path: Path) -> None:

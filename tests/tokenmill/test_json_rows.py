@@ -104,9 +104,10 @@ def test_deep_nesting_costs_at_most_its_own_line(tmp_path: Path, depth: int) -> 
     assert len(batch.texts) + len(batch.rejects) == 3
 
 
-def test_nan_and_a_key_given_twice_are_taken_as_python_takes_them(tmp_path: Path) -> None:
+def test_nan_is_a_missing_text_and_of_a_key_given_twice_the_last_one_counts(tmp_path: Path) -> None:
     batch = read(tmp_path, b'{"text": NaN}', b'{"text": "a", "text": "b"}', b'{"text": 1e999}')
-    assert batch.texts == ["NaN", "b", "Infinity"]
+    assert batch.texts == ["b", "Infinity"]
+    assert [(r.row_ordinal, r.reason) for r in batch.rejects] == [(0, "null_text")]
 
 
 def test_a_line_longer_than_the_limit_is_a_reject(tmp_path: Path) -> None:

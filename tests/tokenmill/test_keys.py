@@ -27,6 +27,13 @@ TOKENS = {
     "input.text": "body",
     "input.id": "id",
     "input.keep": ["lang"],
+    "input.template": "{text}!",
+    "input.pair": "body",
+    "input.csv.delimiter": ";",
+    "input.csv.quote": "'",
+    "input.csv.escape": "\\",
+    "input.csv.columns": ["text"],
+    "input.unicode": "NFC",
     "input.rows": "files",
     "input.nulls": "empty",
     "input.encoding": "latin-1",
@@ -60,6 +67,10 @@ NOTHING = {
     "aggregate.group_by": [],
     "quality.max_reject_rate": 0.5,
     "quality.max_unknown_rate": 0.5,
+    "quality.max_truncated_rate": 0.5,
+    "quality.max_blank_rate": 0.5,
+    "quality.max_replaced_rate": 0.5,
+    "quality.max_removed_rate": 0.5,
     "run.workers": 7,
     "run.on": "pool",
     "run.max_batch_tokens": 99,
@@ -79,6 +90,8 @@ ELSEWHERE = {
     "input.storage.block",
     "output.storage.block",
     "inference.task",
+    "input.messages",
+    "tokenizer.add_generation_prompt",
 }
 
 

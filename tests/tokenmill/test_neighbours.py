@@ -31,7 +31,10 @@ class WordsBackend(FakeBackend):
     """Counts of words, hashed into 512 dimensions: texts that share words are near."""
 
     def embed(
-        self, ids_BL: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64]
+        self,
+        ids_BL: npt.NDArray[np.int64],
+        lengths_B: npt.NDArray[np.int64],
+        starts_B: npt.NDArray[np.int64] | None = None,
     ) -> npt.NDArray[np.float32]:
         vectors_BD = np.zeros((len(ids_BL), self.dimensions), dtype=np.float32)
         for row, length in enumerate(lengths_B.tolist()):
@@ -127,9 +130,12 @@ def test_vectors_in_the_wrong_rows_are_noticed(tmp_path: Path, backend: WordsBac
 
     class Mixed(WordsBackend):
         def embed(
-            self, ids_BL: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64]
+            self,
+            ids_BL: npt.NDArray[np.int64],
+            lengths_B: npt.NDArray[np.int64],
+            starts_B: npt.NDArray[np.int64] | None = None,
         ) -> npt.NDArray[np.float32]:
-            return np.roll(WordsBackend.embed(self, ids_BL, lengths_B), 1, axis=0)
+            return np.roll(WordsBackend.embed(self, ids_BL, lengths_B, starts_B), 1, axis=0)
 
     run = make_run(make_job(tmp_path, input={"id": "id"}, run={"max_batch_tokens": 10_000}))
     finish(run, Mixed(dimensions=512))

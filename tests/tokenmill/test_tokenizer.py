@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from outputs import MINILM
 from transformers import AutoTokenizer
 
+from tokenmill.cut import wrap_rows
 from tokenmill.errors import ModelMismatchError, ModelNotFoundError
 from tokenmill.model_files import resolve_model
 from tokenmill.settle import Setup
 from tokenmill.testing import FakeTokenizer, word_id
-from tokenmill.tokenizer import Encoded, TokenizerInfo, load_tokenizer, wrap_rows
+from tokenmill.tokenizer import Encoded, TokenizerInfo, load_tokenizer
 
 
 def info(prefix: list[int], suffix: list[int]) -> TokenizerInfo:

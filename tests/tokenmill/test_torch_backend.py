@@ -33,6 +33,7 @@ def load(folder: Path, **options) -> TorchEmbedder:
         "dimensions": None,
         "num_prompt_tokens": 0,
         "pad_id": 0,
+        "second_type": 0,
         "threads": None,
         "trust_remote_code": False,
     }

@@ -29,10 +29,11 @@ from tokenmill.progress import reporter
 from tokenmill.receipts import Receipt, part_name, peak_memory_bytes, rejects_name, write_receipt
 from tokenmill.rows import Reject
 from tokenmill.schemas import embeddings_schema, kept_columns
-from tokenmill.stages.tokenize_shard import RejectsPart, footer
+from tokenmill.stages.tokenize_shard import RejectsPart, carried_reject, footer
 from tokenmill.store import Store
 
 WINDOW_BYTES = 512 * 1024 * 1024  # what a window's ids and kept columns may take
+NOT_CARRIED = frozenset({"chunk_index", "input_ids", "pair_start", "num_unknown"})
 Vectors = npt.NDArray[np.float32]
 
 
@@ -97,6 +98,7 @@ class Window:
     columns: pa.RecordBatch
     ids: npt.NDArray[np.int32]
     offsets_N1: Ints
+    pair_starts_N: Ints | None
 
     @property
     def lengths_N(self) -> Ints:  # noqa: N802 (a shape suffix)
@@ -127,8 +129,11 @@ def _window(batches: list[pa.RecordBatch]) -> Window:
     lists = rows["input_ids"]
     offsets = lists.offsets.to_numpy().astype(np.int64)
     ids = lists.values.to_numpy()[offsets[0] : offsets[-1]]
-    carried = [n for n in rows.schema.names if n not in ("chunk_index", "input_ids", "num_unknown")]
-    return Window(columns=rows.select(carried), ids=ids, offsets_N1=offsets - offsets[0])
+    carried = [name for name in rows.schema.names if name not in NOT_CARRIED]
+    starts = rows["pair_start"].to_numpy().astype(np.int64) if "pair_start" in rows.schema.names else None
+    return Window(
+        columns=rows.select(carried), ids=ids, offsets_N1=offsets - offsets[0], pair_starts_N=starts
+    )
 
 
 class Inferring:
@@ -144,7 +149,7 @@ class Inferring:
 
         Equal token sequences are computed once.
         """
-        uniques = find_uniques(window.ids, window.offsets_N1)
+        uniques = find_uniques(window.ids, window.offsets_N1, window.pair_starts_N)
         lengths_U = window.lengths_N[uniques.first_rows_U]
         vectors_UD = np.zeros((len(lengths_U), self._backend.info.dimensions), dtype=np.float32)
         reasons_U: dict[int, str] = {}
@@ -173,7 +178,8 @@ class Inferring:
         ids_BL, lengths_B = pad_batch(window.ids, window.offsets_N1, rows_B, self._backend.info.pad_id)
         start = time.perf_counter()
         with self.watch.timing("compute"):
-            vectors_BD = self._backend.embed(ids_BL, lengths_B)
+            starts_B = None if window.pair_starts_N is None else window.pair_starts_N[rows_B]
+            vectors_BD = self._backend.embed(ids_BL, lengths_B, starts_B)
         self.latency_s.add(time.perf_counter() - start)
         if vectors_BD.shape != (len(rows_B), self._backend.info.dimensions):
             raise BackendError(f"the backend gave {vectors_BD.shape} for {len(rows_B)} rows")
@@ -220,16 +226,7 @@ def _results(
 
 
 def _rejects(window: Window, reasons: dict[int, str]) -> list[Reject]:
-    source, ordinals, ids = (window.columns[name] for name in ("source_file", "row_ordinal", "id"))
     return [
-        Reject(
-            source_file=source[row].as_py(),
-            row_ordinal=ordinals[row].as_py(),
-            id=ids[row].as_py(),
-            stage="infer",
-            reason=reason,
-            detail=DETAILS[reason],
-            text=None,
-        )
+        carried_reject(window.columns, row, stage="infer", reason=reason, detail=DETAILS[reason])
         for row, reason in sorted(reasons.items())
     ]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenmill.accounting import Counts, Histogram
+from tokenmill.encoding import Refusals, TokenRows, encode_rows
 from tokenmill.job import Job
 from tokenmill.overlap import Stopwatch, reading_ahead
 from tokenmill.parquet import FileInfo, Part, create_part
@@ -19,11 +20,10 @@ from tokenmill.plan import Shard
 from tokenmill.progress import reporter
 from tokenmill.readers import read_slice
 from tokenmill.receipts import Receipt, part_name, peak_memory_bytes, rejects_name, write_receipt
-from tokenmill.rows import SAMPLE_CHARS, Reject, RowBatch
+from tokenmill.rows import Reject, RowBatch, columns_json
 from tokenmill.schemas import REJECTS_SCHEMA, RESULTS_VERSION, TOKENS_VERSION, kept_columns, tokens_schema
 from tokenmill.settle import TokenizeSetup
 from tokenmill.store import StorageConfig, Store
-from tokenmill.tokenizer import Cut, TokenizerInfo, wrap_rows
 
 
 def tokenize_shard(
@@ -122,39 +122,17 @@ class _Tokenizing:
 
     def tokenize(self, batch: RowBatch) -> tuple[pa.RecordBatch, list[Reject]]:
         """Token rows of the good rows, and every reject of the batch."""
-        setup = self._setup
         with self.watch.timing("compute"):
-            encoded = setup.tokenizer.encode([setup.prompt + text for text in batch.texts])
+            rows = encode_rows(self._setup, batch.texts, batch.pairs)
         with self.watch.timing("pack"):
-            lengths_N = np.diff(encoded.offsets_N1) + setup.tokenizer.info.num_special
-            cut = wrap_rows(encoded, setup.tokenizer.info, setup.max_tokens, setup.truncation_side)
-            reasons = self._reasons(lengths_N, cut)
-            good = np.array([not reason for reason in reasons], dtype=bool)
-            table = _token_rows(batch.columns, cut, good, setup.tokenizer.info)
-            bad = batch.rejects + _rejects(batch, reasons)
-            self._count(batch, table, bad)
+            good = np.ones(len(batch.texts), dtype=bool)
+            good[list(rows.refused)] = False
+            table = _token_rows(batch.columns, rows, good)
+            bad = batch.rejects + _rejects(batch, rows.refused)
+            self._count(batch, rows, table, bad)
         return table, sorted(bad, key=lambda reject: reject.row_ordinal)
 
-    def _reasons(self, lengths_N: npt.NDArray[np.int64], cut: Cut) -> list[tuple[str, str] | None]:
-        """Why a row cannot go on, or None: empty, too long, or beyond the model's vocabulary."""
-        setup = self._setup
-        result: list[tuple[str, str] | None] = [None] * len(lengths_N)
-        for row in np.flatnonzero(lengths_N == 0):
-            result[row] = ("no_tokens", "the text has no tokens, and the model adds none")
-        if setup.overflow == "reject":
-            for row in np.flatnonzero(cut.num_dropped_N > 0):
-                result[row] = (
-                    "too_long",
-                    f"{lengths_N[row]} tokens, tokenizer.max_tokens is {setup.max_tokens}",
-                )
-        if setup.model_vocab_size is not None:
-            for place in np.flatnonzero(cut.ids >= setup.model_vocab_size):
-                row = np.searchsorted(cut.offsets_N1, place, side="right") - 1
-                detail = f"token id {cut.ids[place]}, the model knows ids below {setup.model_vocab_size}"
-                result[row] = ("id_unknown_to_model", detail)
-        return result
-
-    def _count(self, batch: RowBatch, table: pa.RecordBatch, bad: list[Reject]) -> None:
+    def _count(self, batch: RowBatch, rows: TokenRows, table: pa.RecordBatch, bad: list[Reject]) -> None:
         counts = self.counts
         num_tokens, dropped = (table[name].to_numpy() for name in ("num_tokens", "num_tokens_dropped"))
         counts.rows_in += batch.rows_in
@@ -164,51 +142,78 @@ class _Tokenizing:
         counts.rows_scrubbed += batch.rows_scrubbed
         counts.chars_replaced += batch.chars_replaced
         counts.lines_blank += batch.lines_blank
+        counts.rows_with_special += int((rows.special_N > 0).sum())
+        counts.rows_with_removed += int((rows.lost.removed_N > 0).sum())
+        counts.rows_with_unknown += int((rows.num_unknown_N > 0).sum())
+        counts.chars_removed += int(rows.lost.removed_N.sum())
+        counts.chars_unknown += int(rows.lost.unknown_N.sum())
         counts.rows_truncated += int((dropped > 0).sum())
         counts.tokens += int(num_tokens.sum())
         counts.tokens_dropped += int(dropped.sum())
         counts.tokens_unknown += int(table["num_unknown"].to_numpy().sum())
-        for length, rows in zip(*np.unique(num_tokens, return_counts=True), strict=True):
-            self.lengths.add(float(length), int(rows))
+        for length, num_rows in zip(*np.unique(num_tokens, return_counts=True), strict=True):
+            self.lengths.add(float(length), int(num_rows))
 
 
-def _rejects(batch: RowBatch, reasons: list[tuple[str, str] | None]) -> list[Reject]:
-    source, ordinals, ids = (batch.columns[name] for name in ("source_file", "row_ordinal", "id"))
+def _rejects(batch: RowBatch, refused: Refusals) -> list[Reject]:
     return [
-        Reject(
-            source_file=source[row].as_py(),
-            row_ordinal=ordinals[row].as_py(),
-            id=ids[row].as_py(),
+        carried_reject(
+            batch.columns,
+            row,
             stage="tokenize",
-            reason=reason[0],
-            detail=reason[1],
-            text=batch.texts[row][:SAMPLE_CHARS],
+            reason=reason,
+            detail=detail,
+            text=batch.texts[row],
+            pair=batch.pairs[row] if batch.pairs else None,
         )
-        for row, reason in enumerate(reasons)
-        if reason
+        for row, (reason, detail) in sorted(refused.items())
     ]
 
 
-def _token_rows(
-    columns: pa.RecordBatch, cut: Cut, good: npt.NDArray[np.bool_], info: TokenizerInfo
-) -> pa.RecordBatch:
+def carried_reject(
+    columns: pa.RecordBatch,
+    row: int,
+    *,
+    stage: str,
+    reason: str,
+    detail: str,
+    text: str | None = None,
+    pair: str | None = None,
+) -> Reject:
+    """The reject of a row that was read well.  columns: row key, id and kept columns."""
+    others = {} if pair is None else {"pair": pair}
+    names = ("source_file", "row_ordinal", "id")
+    source, ordinal, row_id = (columns[name][row].as_py() for name in names)
+    return Reject(
+        source_file=source,
+        row_ordinal=ordinal,
+        id=row_id,
+        stage=stage,
+        reason=reason,
+        detail=detail,
+        text=text,
+        text_is=None if text is None else "text",
+        columns=columns_json(
+            {**others, **{name: columns[name][row].as_py() for name in kept_columns(columns.schema)}}
+        ),
+    )
+
+
+def _token_rows(columns: pa.RecordBatch, rows: TokenRows, good: npt.NDArray[np.bool_]) -> pa.RecordBatch:
     """The good rows as a batch of the token dataset."""
-    lengths_N, unknown = np.diff(cut.offsets_N1), info.unknown_id
-    is_unknown = (cut.ids == unknown) if unknown is not None else np.zeros(len(cut.ids), bool)
-    # Subtle: GPT-2's unknown token is also the one that some tokenizers put around every row.
-    expected = sum(token == unknown for token in (*info.prefix_ids, *info.suffix_ids))
-    unknown_N = np.diff(np.concatenate(([0], np.cumsum(is_unknown)))[cut.offsets_N1]) - expected
-    schema = tokens_schema(kept_columns(columns.schema))
-    values_type = schema.field("input_ids").type
+    cut = rows.cut
+    lengths_N = np.diff(cut.offsets_N1)
+    schema = tokens_schema(kept_columns(columns.schema), pairs=cut.pair_starts_N is not None)
     ids = pa.ListArray.from_arrays(
-        pa.array(cut.offsets_N1.astype(np.int32)), pa.array(cut.ids), type=values_type
+        pa.array(cut.offsets_N1.astype(np.int32)), pa.array(cut.ids), type=schema.field("input_ids").type
     )
     counts = [
         pa.array(np.zeros(len(lengths_N), np.int32)),
         ids,
+        *([pa.array(cut.pair_starts_N)] if cut.pair_starts_N is not None else []),
         pa.array(lengths_N.astype(np.int32)),
         pa.array(cut.num_dropped_N),
-        pa.array(unknown_N.astype(np.int32)),
+        pa.array(rows.num_unknown_N),
     ]
     whole = pa.record_batch([*columns.columns, *counts], schema=schema)
     return whole if good.all() else whole.filter(pa.array(good))
