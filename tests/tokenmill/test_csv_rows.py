@@ -169,3 +169,24 @@ def test_every_line_ends_up_in_a_row_a_reject_or_the_blank_count(lines: list[str
     assert sum(good) + sum(bad) + batch.lines_blank == len(lines)
     numbers = [*batch.columns["row_ordinal"].to_pylist(), *(reject.row_ordinal for reject in batch.rejects)]
     assert sorted(numbers) == list(range(len(good) + len(bad)))
+
+
+@pytest.mark.parametrize(
+    ("content", "dialect", "texts"),
+    [
+        ("id;text\n1;a,b\n", {"delimiter": ";"}, ["a,b"]),
+        ("id|text\n1|'a|b'\n", {"delimiter": "|", "quote": "'"}, ["a|b"]),
+        ('id,text\n1,say "hi"\n', {"quote": None}, ['say "hi"']),
+        ('id,text\n1,"say \\"hi\\", ok"\n', {"escape": "\\"}, ['say "hi", ok']),
+        ("1,NA\n2,b\n", {"columns": ["id", "text"]}, ["NA", "b"]),
+    ],
+)
+def test_a_dialect_is_read_as_it_is_told(
+    tmp_path: Path, content: str, dialect: dict, texts: list[str]
+) -> None:
+    assert read(tmp_path, content, csv=dialect).texts == texts
+
+
+def test_a_header_that_holds_other_delimiters_says_which_option_to_set(tmp_path: Path) -> None:
+    with pytest.raises(InputNotFoundError, match=r"input\.csv\.delimiter"):
+        read(tmp_path, "id;text\n1;a\n")
