@@ -13,9 +13,9 @@ from tasks.artifacts import log_summary, log_throughput
 from tokenmill.accounting import per_second
 from tokenmill.engine import Run
 from tokenmill.job import Job
+from tokenmill.limits import check_limits
 from tokenmill.manifest import read_manifest
 from tokenmill.plan import Plan
-from tokenmill.stages.aggregate import check_reject_limit
 
 Summary = dict[str, Any]
 
@@ -23,11 +23,11 @@ Summary = dict[str, Any]
 def nothing_to_do(run: Run, plan: Plan, announce: bool = True) -> State[Summary]:
     """Every shard is done and published: say so, and leave the dataset as it is.
 
-    announce: whether there is a server to send events to.  Raises RejectLimitError.
+    announce: whether there is a server to send events to.  Raises RejectLimitError, QualityError.
     """
     manifest = read_manifest(run.store)
     assert manifest is not None  # is_published() has seen it
-    check_reject_limit(manifest.counts, run.job)
+    check_limits(manifest.counts, run.job.quality)
     message = f"Nothing to do: {len(plan.shards)} shards are done and published in {run.store.uri}"
     summary = {"nothing_to_do": True, "message": message, "output": run.store.uri}
     return _completed(run.job.name, manifest.counts.rows_rejected if announce else 0, message, summary)

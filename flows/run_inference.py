@@ -41,7 +41,7 @@ def run_inference(job: Job) -> State[dict[str, Any]]:
         check_model(data)
     run.claim(plan)
     with reporting(plan, Todo(tokenize=(), infer=ready)):
-        outcome = run_shards(run, data, Todo(tokenize=(), infer=ready))
+        outcome = run_shards(run, plan, data, Todo(tokenize=(), infer=ready))
     outcome.raise_first(len(plan.shards))
     if job.run.gates and len(ready) == len(todo.infer):
         gate_results(data, run.plan_id(plan))

@@ -19,7 +19,7 @@ from tasks.runs import JobData
 from tasks.shard_tasks import infer_shard, tokenize_shard
 from tokenmill.engine import INFER_SLOTS, Run
 from tokenmill.errors import TokenmillError
-from tokenmill.plan import Shard, Todo
+from tokenmill.plan import Plan, Shard, Todo
 from tokenmill.receipts import Stage
 from tokenmill.schedule import pipelined
 
@@ -60,11 +60,11 @@ def _told(error: BaseException) -> str:
 
 
 def run_shards(
-    run: Run, job: JobData, todo: Todo, on_tokenized: Callable[[], None] = lambda: None
+    run: Run, plan: Plan, job: JobData, todo: Todo, on_tokenized: Callable[[], None] = lambda: None
 ) -> Outcome:
     """Run what is left of both stages as task runs. Shards that fail do not stop the others.
 
-    on_tokenized: called once, when every shard is tokenized.
+    on_tokenized: called once, when every shard is tokenized.  Raises RejectLimitError, QualityError.
     """
     progress = ProgressArtifact(f"shards of job {run.job.name}")
     outcome, total = Outcome(), len(todo.tokenize) + len(todo.infer)
@@ -84,6 +84,7 @@ def run_shards(
             succeeded=lambda future: _state(future).is_completed(),
             tokenize_slots=run.job.run.workers,
             infer_slots=INFER_SLOTS,
+            before_infer=run.before_infer(plan),
         )
     ):
         _note(outcome, f"{finished.stage}-{finished.shard.index}", _state(finished.future))

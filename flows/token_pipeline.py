@@ -44,7 +44,7 @@ def token_pipeline(job: Job) -> State[dict[str, Any]]:
             gates.append(gate_tokens.submit(data, plan_id))
 
     with reporting(plan, todo):
-        outcome = run_shards(run, data, todo, on_tokenized=check_tokens)
+        outcome = run_shards(run, plan, data, todo, on_tokenized=check_tokens)
     outcome.raise_first(len(plan.shards))
     if job.run.gates:
         gates.append(gate_results.submit(data, plan_id))

@@ -29,7 +29,7 @@ def tokenize_corpus(job: Job) -> State[dict[str, Any]]:
     run.claim(plan)
     data = job_data(job)
     with reporting(plan, todo):
-        outcome = run_shards(run, data, todo)
+        outcome = run_shards(run, plan, data, todo)
     outcome.raise_first(len(plan.shards))
     if job.run.gates:
         gate_tokens(data, run.plan_id(plan))

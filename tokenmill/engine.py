@@ -13,9 +13,11 @@ from functools import partial
 
 import numpy as np
 
+from tokenmill.accounting import Counts
 from tokenmill.backend import EmbedBackend
 from tokenmill.errors import OutputError
 from tokenmill.job import Job
+from tokenmill.limits import check_limits
 from tokenmill.manifest import (
     Manifest,
     check_owner,
@@ -33,7 +35,7 @@ from tokenmill.plan import (
     find_todo,
     make_plan,
 )
-from tokenmill.receipts import Receipt, Stage
+from tokenmill.receipts import Receipt, Stage, read_receipts
 from tokenmill.schedule import pipelined
 from tokenmill.settle import Setup, prepare
 from tokenmill.stages.aggregate import Finished, collect, is_complete, publish
@@ -137,6 +139,17 @@ class Run:
         fingerprint = setup.key_options()["model"]
         return infer_shard(shard, backend or setup.load_backend(), self.job, self.store, fingerprint)
 
+    def check_limits(self, plan: Plan) -> None:
+        """Hold what is tokenized so far against the job's limits.  Raises RejectLimitError, QualityError."""
+        left = {shard.index for shard in self.todo(plan).tokenize}
+        done = [shard.tokens_key for shard in plan.shards if shard.index not in left]
+        receipts = read_receipts(self.store, "tokenize", done)
+        check_limits(Counts.total(receipt.counts for receipt in receipts), self.job.quality)
+
+    def before_infer(self, plan: Plan) -> Callable[[], None] | None:
+        """What comes between the stages: the limits, unless the job lets them overlap."""
+        return None if self.job.run.overlap else partial(self.check_limits, plan)
+
     def collect(self, plan: Plan) -> Finished:
         return collect(plan, self.store)
 
@@ -165,6 +178,7 @@ def run_shards(run: Run, plan: Plan, backend: EmbedBackend | None = None) -> Non
             succeeded=lambda future: future.exception() is None,
             tokenize_slots=run.job.run.workers,
             infer_slots=INFER_SLOTS,
+            before_infer=run.before_infer(plan),
         ):
             finished.future.result()
 

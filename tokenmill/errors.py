@@ -10,13 +10,13 @@
     ├── DataError               the input or a stored part is damaged; never retried; exit code 1
     │   ├── UnreadableFileError a file that its format's reader refuses
     │   ├── AccountingError     rows in != rows out + rejects: a defect, never shrugged off
-    │   └── QualityError        a gate of critical severity failed
+    │   └── QualityError        a limit of the job is passed, or a gate of critical severity failed
     ├── StoreError              storage answered with an error that will not go away; exit code 1
     │   └── StoreUnavailableError   ... or with one that may: throttling, resets, time-outs; retried
     ├── BackendError            the model backend failed for good; exit code 1
     │   ├── BackendUnavailableError ... or for now: a lost device, a busy driver; retried
     │   └── OutOfMemoryError        this batch did not fit; the engine halves it and goes on
-    └── RejectLimitError        all work is done, and more rows were rejected than allowed; exit code 3
+    └── RejectLimitError        more rows were rejected than allowed; exit code 3
 
 Foreign exceptions are mapped to these once, in the adapter that calls the foreign code.
 A retry is decided by type (`is_transient`), never by the text of a message.
@@ -72,7 +72,7 @@ class AccountingError(DataError):
 
 
 class QualityError(DataError):
-    """A quality gate of critical severity failed; the dataset is not published."""
+    """A limit of the job is passed, or a critical gate failed; the dataset is not published."""
 
 
 class StoreError(TokenmillError):
@@ -96,7 +96,7 @@ class OutOfMemoryError(BackendError):
 
 
 class RejectLimitError(TokenmillError):
-    """Every shard is done, and the share of rejected rows is over the job's limit."""
+    """The share of rejected rows is over the job's limit; what is done is kept."""
 
     exit_code = 3
 

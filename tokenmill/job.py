@@ -281,6 +281,9 @@ class RunSpec(Spec):
     )
     window_rows: int = Field(32_768, ge=1, description="Rows sorted together by length.")
     threads: int | None = Field(None, ge=1, description="Compute threads. Default: all cores.")
+    overlap: bool = Field(
+        False, description="Infer a shard as soon as it is tokenized, before the limits can be checked."
+    )
     gates: bool = Field(True, description="Run the Great Expectations gates.")
 
 

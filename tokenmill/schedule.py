@@ -41,11 +41,14 @@ def pipelined(
     succeeded: Callable[[F], bool],
     tokenize_slots: int,
     infer_slots: int,
+    before_infer: Callable[[], None] | None = None,
 ) -> Iterator[Finished[F]]:
     """Run both stages over the shards, giving each stage of each shard as it ends.
 
     A shard in both lists is inferred only after its tokenizing succeeded.  The slots bound how
     many shards of a stage are in progress at once.
+    before_infer: called once, when nothing is left to tokenize; no shard is inferred before, and none at
+    all if it raises.
     """
     waiting: dict[Stage, deque[Shard]] = {"tokenize": deque(tokenize), "infer": deque()}
     tokenizing = {shard.index for shard in waiting["tokenize"]}
@@ -53,9 +56,14 @@ def pipelined(
     waiting["infer"].extend(s for s in wanted.values() if s.index not in tokenizing)
     free: dict[Stage, int] = {"tokenize": tokenize_slots, "infer": infer_slots}
     ended: queue.SimpleQueue[Finished[F]] = queue.SimpleQueue()
-    running = 0
+    running, untokenized = 0, len(tokenizing)
     while True:
+        if before_infer is not None and not untokenized:
+            before_infer()
+            before_infer = None
         for stage in free:
+            if stage == "infer" and before_infer is not None:
+                continue
             while free[stage] and waiting[stage]:
                 shard = waiting[stage].popleft()
                 future = submit(stage, shard)
@@ -67,6 +75,7 @@ def pipelined(
             return
         finished = ended.get()
         running -= 1
+        untokenized -= finished.stage == "tokenize"
         free[finished.stage] += 1
         if finished.stage == "tokenize" and finished.shard.index in wanted and succeeded(finished.future):
             waiting["infer"].append(finished.shard)

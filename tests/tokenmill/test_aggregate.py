@@ -58,18 +58,17 @@ def test_published_results_are_one_dataset_to_any_reader(job: Job) -> None:
     ]
 
 
-def test_too_many_rejects_publish_nothing_and_a_raised_limit_does_no_work_again(
+def test_too_many_rejects_stop_before_the_model_and_a_raised_limit_tokenizes_nothing_again(
     job: Job, tmp_path: Path
 ) -> None:
     write_files(tmp_path, {"bad.jsonl": "{\n{\n"})
     with pytest.raises(RejectLimitError, match=r"2 of 26 rows rejected \(7\.69%: bad_json 2\)") as caught:
-        run_fake(job)
+        run_fake(job, FakeBackend(failures=10**6))
     assert caught.value.exit_code == 3
-    assert not (out(job) / "manifest.json").exists()
-    assert not (out(job) / "results").exists()
-    backend = FakeBackend(failures=10**6)
-    manifest = run_fake(changed(job, quality={"max_reject_rate": 2 / 26}), backend)
-    assert backend.failures == 10**6
+    assert [p.name for p in out(job).iterdir() if p.name in ("manifest.json", "results", "parts")] == []
+    before = {p: p.stat().st_mtime_ns for p in (out(job) / "tokens").iterdir()}
+    manifest = run_fake(changed(job, quality={"max_reject_rate": 2 / 26}))
+    assert {p: p.stat().st_mtime_ns for p in (out(job) / "tokens").iterdir()} == before
     assert manifest.counts.reject_rate == pytest.approx(2 / 26)
 
 

@@ -77,6 +77,7 @@ NOTHING = {
     "run.window_rows": 3,
     "run.threads": 1,
     "run.gates": False,
+    "run.overlap": True,
 }
 # Tested one by one below, or with one value only.
 ELSEWHERE = {

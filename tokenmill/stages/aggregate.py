@@ -14,10 +14,11 @@ from typing import Any
 import pyarrow as pa
 
 from tokenmill.accounting import Counts
-from tokenmill.errors import AccountingError, ConfigError, DataError, RejectLimitError
+from tokenmill.errors import AccountingError, ConfigError, DataError
 from tokenmill.groups import group_rows
 from tokenmill.job import Job
 from tokenmill.keys import fingerprint
+from tokenmill.limits import check_limits
 from tokenmill.manifest import Manifest, plan_fingerprint, read_manifest, write_manifest
 from tokenmill.parquet import FileInfo, create_part, iter_part, part_footer, sha256_of
 from tokenmill.plan import Plan, find_todo
@@ -101,26 +102,13 @@ def job_counts(tokenize: Sequence[Receipt], infer: Sequence[Receipt]) -> Counts:
     return total
 
 
-def check_reject_limit(counts: Counts, job: Job) -> None:
-    """Raises RejectLimitError if more rows were rejected than the job allows."""
-    limit = job.quality.max_reject_rate
-    if counts.reject_rate > limit:
-        reasons = ", ".join(f"{reason} {n}" for reason, n in counts.rejects.most_common())
-        raise RejectLimitError(
-            f"{counts.rows_rejected} of {counts.rows_in} rows rejected "
-            f"({counts.reject_rate:.2%}: {reasons}), "
-            f"quality.max_reject_rate is {limit:.2%}; not published. See rejects/, or raise the limit and "
-            "run again: finished shards are kept"
-        )
-
-
 def publish(plan: Plan, setup: Setup, store: Store, finished: Finished) -> Manifest:
     """Compact, group, write the manifest, then remove what it does not name.
 
-    Raises RejectLimitError, StoreError, DataError.
+    Raises RejectLimitError, QualityError, StoreError, DataError.
     """
     job = setup.job
-    check_reject_limit(finished.counts, job)
+    check_limits(finished.counts, job.quality)
     before = read_manifest(store)
     known = {f.path: f for f in before.files()} if before else {}
     groups = _part_groups(finished.infer, job.output.target_part_bytes)
