@@ -165,6 +165,25 @@ def verify(out: Out, as_json: Json = False, debug: Debug = False) -> None:
 
 
 @app.command()
+def rejects(
+    out: Out,
+    as_json: Json = False,
+    debug: Debug = False,
+    export: Annotated[
+        Path | None, typer.Option(help="Write all of them to a new JSON Lines file.", show_default=False)
+    ] = None,
+) -> None:
+    """Show the rejected rows of an output by reason, or export them to mend and run again."""
+    from flows.show import show_rejects
+    from tokenmill.rejects import count_rejects, export_rejects
+
+    with guarded(as_json, debug):
+        store = _store(out)
+        exported = {} if export is None else {"exported": export_rejects(store, export), "to": str(export)}
+        _show({**count_rejects(store), **exported}, show_rejects, as_json)
+
+
+@app.command()
 def report(out: Out, as_json: Json = False, debug: Debug = False) -> None:
     """Write the report of an output anew, and print its summary."""
     from flows.show import show_summary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -92,6 +92,29 @@ def show_verdict(data: Data, console: Console) -> None:
         console.print("All checksums and sums are right.", style="green")
 
 
+def show_rejects(data: Data, console: Console) -> None:
+    """The page of `tokenmill rejects`."""
+    if not data["rows"]:
+        console.print(f"No rejects in {data['output']}", highlight=False)
+    for reason, entry in data["reasons"].items():
+        console.print(
+            f"[bold]{escape(reason)}[/bold]  {entry['rows']:,} rows ({entry['stage']})", highlight=False
+        )
+        for sample in entry["samples"]:
+            own = f", id {sample['id']}" if sample["id"] is not None else ""
+            place = f"{sample['source_file']} row {sample['row_ordinal']:,}{own}: {sample['detail']}"
+            console.print(f"  {escape(place)}", highlight=False, soft_wrap=True)
+            if sample["text"]:
+                console.print(
+                    f"    {escape(repr(sample['text']))}", style="dim", highlight=False, soft_wrap=True
+                )
+        more = entry["rows"] - len(entry["samples"])
+        if more:
+            console.print(f"  and {more:,} more", style="dim", highlight=False)
+    if "exported" in data:
+        console.print(f"{data['exported']:,} rows written to {escape(data['to'])}", highlight=False)
+
+
 def show_summary(data: Data, console: Console) -> None:
     """The page at the end of `run`, `aggregate`, `report` and of a single stage."""
     if data.get("nothing_to_do"):
@@ -103,7 +126,8 @@ def show_summary(data: Data, console: Console) -> None:
     if "counts" not in data:
         _show_stage(data, console)
         return
-    console.print(_facts(_account(data["counts"], data["rates"]), f"Account of {data['job']['name']}"))
+    account = _account(data["counts"], data["rates"], data.get("skipped"))
+    console.print(_facts(account, f"Account of {data['job']['name']}"))
     console.print(_stage_table(data["stages"]))
     for stage in data["stages"].values():
         console.print(f"  {escape(stage['held_back_by'])}", style="dim", highlight=False)
@@ -132,7 +156,7 @@ def _unmet(gates: list[Data]) -> list[str]:
     ]
 
 
-def _account(counts: Data, rates: Data) -> list[tuple[str, Any]]:
+def _account(counts: Data, rates: Data, skipped: Data | None) -> list[tuple[str, Any]]:
     rejects = ", ".join(f"{reason} {n:,}" for reason, n in counts["rejects"].items())
     rows = [
         ("rows in", f"{counts['rows_in']:,}"),
@@ -142,8 +166,32 @@ def _account(counts: Data, rates: Data) -> list[tuple[str, Any]]:
         ("truncated", f"{counts['rows_truncated']:,} rows, {counts['tokens_dropped']:,} tokens dropped"),
         ("unknown tokens", f"{counts['tokens_unknown']:,}  ({rates['unknown']:.2%})"),
     ]
-    oddities = {"rows_blank": "blank rows", "rows_scrubbed": "rows with replaced characters"}
-    return rows + [(title, f"{counts[name]:,}") for name, title in oddities.items() if counts[name]]
+    if counts["chars_unknown"]:
+        told = (
+            f"{rows[-1][1]}, {counts['chars_unknown']:,} characters in {counts['rows_with_unknown']:,} rows"
+        )
+        rows[-1] = ("unknown tokens", told)
+    found = [(title, tell(counts)) for name, title, tell in ODDITIES if counts[name]]
+    passed_over = ", ".join(f"{n:,} {why}" for why, n in (skipped or {}).items())
+    return [*rows, *found, *([("files passed over", passed_over)] if passed_over else [])]
+
+
+# Shown only where there are any: the count, a title, and how it is told.
+ODDITIES: tuple[tuple[str, str, Callable[[Data], str]], ...] = (
+    ("rows_blank", "blank rows", lambda c: f"{c['rows_blank']:,}"),
+    ("lines_blank", "blank lines", lambda c: f"{c['lines_blank']:,} passed over"),
+    (
+        "rows_scrubbed",
+        "replaced by U+FFFD",
+        lambda c: f"{c['chars_replaced']:,} characters in {c['rows_scrubbed']:,} rows",
+    ),
+    (
+        "rows_with_removed",
+        "removed by normaliser",
+        lambda c: f"{c['chars_removed']:,} characters in {c['rows_with_removed']:,} rows",
+    ),
+    ("rows_with_special", "spell a special token", lambda c: f"{c['rows_with_special']:,} rows"),
+)
 
 
 def _stage_table(stages: Data) -> Table:

@@ -1,0 +1,62 @@
+"""Rejects by reason, and out again as lines to mend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from outputs import jsonl, open_fake, published, run_fake, write_files
+
+from tokenmill.errors import ConfigError, OutputError, RejectLimitError
+from tokenmill.rejects import count_rejects, export_rejects
+from tokenmill.store import Store
+from tokenmill.testing import make_job
+
+ROWS = [{"text": "fine", "id": "a"}, {"text": None, "id": "b"}, {"id": "c"}, {"text": None, "id": "d"}]
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Store:
+    """The output of a run that stopped at its limit of rejects."""
+    write_files(tmp_path, {"a.jsonl": jsonl(ROWS) + "{broken\n"})
+    job = make_job(tmp_path, input={"id": "id", "keep": []})
+    with pytest.raises(RejectLimitError):
+        run_fake(job)
+    return open_fake(job).store
+
+
+def test_rejects_are_told_by_reason_with_samples(output: Store) -> None:
+    data = count_rejects(output)
+    assert {reason: entry["rows"] for reason, entry in data["reasons"].items()} == {
+        "null_text": 2,
+        "missing_text": 1,
+        "bad_json": 1,
+    }
+    assert data["rows"] == 4
+    sample = data["reasons"]["bad_json"]["samples"][0]
+    assert (sample["row_ordinal"], sample["text"]) == (4, "{broken")
+
+
+def test_exported_rejects_are_mended_and_run_again(output: Store, tmp_path: Path) -> None:
+    path = tmp_path / "mended.jsonl"
+    assert export_rejects(output, path) == 4
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["b", "c", "d", None]
+    path.write_text(jsonl([{**row, "text": f"mended {row['id']}"} for row in rows]))
+    job = make_job(tmp_path, input={"uri": str(path), "id": "id"}, output={"uri": str(tmp_path / "again")})
+    run_fake(job)
+    assert [row["id"] for row in published(job)] == ["b", "c", "d", None]
+
+
+def test_a_file_that_is_there_is_not_overwritten(output: Store, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("work")
+    with pytest.raises(OutputError, match="exists; give a new file"):
+        export_rejects(output, path)
+    assert path.read_text() == "work"
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not an output of tokenmill"):
+        count_rejects(Store.open(str(tmp_path)))
