@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import orjson
 
+from tokenmill.corpus import kind_suffix
+from tokenmill.errors import UnreadableFileError
 from tokenmill.job import InputSpec
 from tokenmill.lines import iter_lines, strip_bom
 from tokenmill.rows import RowAction, RowBuilder, count_blank, cut_line
@@ -23,10 +24,19 @@ def json_rows(chunks: Iterable[bytes], spec: InputSpec) -> Iterator[RowAction]:
         yield _json_row(ordinal, strip_bom(line), cut, spec, wanted)
 
 
-def json_keys(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> list[str]:  # noqa: ARG001
-    """Keys of the objects in the first chunk, in order of first appearance."""
+def json_keys(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> list[str]:
+    """Keys of the objects in the first chunk, in order of first appearance.
+
+    Raises UnreadableFileError for a .json file that is one array.
+    """
+    head = next(iter(chunks), b"")
+    if kind_suffix(uri) == ".json" and strip_bom(head).lstrip().startswith(b"["):
+        raise UnreadableFileError(
+            f"{uri}: a JSON array; rows are read from JSON Lines, one object a line: "
+            "jq -c '.[]' FILE.json > FILE.jsonl makes them"
+        )
     keys: dict[str, None] = {}
-    for line, _ in iter_lines(islice(chunks, 1), spec.max_row_bytes):
+    for line, _ in iter_lines([head], spec.max_row_bytes):
         try:
             keys.update(dict.fromkeys(parse_object(strip_bom(line).decode(spec.encoding))))
         except ValueError:

@@ -28,6 +28,7 @@ from tokenmill.job import StorageSpec
 
 SCRATCH = ".tmp"
 BUCKETS = ("s3", "s3a")
+S3_ATTEMPTS, S3_CONNECT_S, S3_READ_S = 8, 20, 60
 LITERAL = (*BUCKETS, "file", "local", "memory")
 
 TRANSIENT_ERRNO = frozenset(
@@ -101,7 +102,14 @@ def open_filesystem(uri: str, config: StorageConfig) -> tuple[fsspec.AbstractFil
     Example: "s3://bucket/a#b.parquet" -> (S3FileSystem, "bucket/a#b.parquet"): keys are literal.
     """
     protocol = uri.split("://", 1)[0] if "://" in uri else "file"
-    bucket = {"use_listings_cache": False, "default_fill_cache": False, **config.options}
+    # Subtle: "standard" waits between retries with jitter; the default of botocore gives up sooner.
+    patience = {
+        "retries": {"mode": "standard", "max_attempts": S3_ATTEMPTS},
+        "connect_timeout": S3_CONNECT_S,
+        "read_timeout": S3_READ_S,
+    }
+    fresh = {"use_listings_cache": False, "default_fill_cache": False, "config_kwargs": patience}
+    bucket = {**fresh, **config.options}
     try:
         if protocol not in LITERAL:
             return fsspec.core.url_to_fs(uri)  # type: ignore[no-any-return]

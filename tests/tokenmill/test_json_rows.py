@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from outputs import read_one
+from outputs import read_one, write_files
 
+from tokenmill.errors import UnreadableFileError
 from tokenmill.rows import RowBatch
+from tokenmill.testing import make_job, make_run
 
 
 def reasons(batch: RowBatch) -> list[tuple[int, str]]:
@@ -133,3 +135,13 @@ def test_absent_ids_and_kept_values_are_null(tmp_path: Path) -> None:
     batch = read(tmp_path, b'{"text": "x"}', b'{"text": "y", "id": null, "k": null}', id="id", keep=["k"])
     assert batch.columns["id"].to_pylist() == [None, None]
     assert batch.columns["k"].to_pylist() == [None, None]
+
+
+@pytest.mark.parametrize("head", [b"", b"\xef\xbb\xbf \n"])
+def test_a_file_that_is_one_array_is_an_error_that_says_what_to_do(tmp_path: Path, head: bytes) -> None:
+    content = head + b'[\n{"text": "a"},\n{"text": "b"}\n]\n'
+    write_files(tmp_path, {"a.json": content})
+    with pytest.raises(UnreadableFileError, match=r"a\.json: a JSON array; .* jq -c '\.\[\]'"):
+        make_run(make_job(tmp_path)).plan()
+    (tmp_path / "in" / "a.json").rename(tmp_path / "in" / "a.jsonl")
+    assert len(make_run(make_job(tmp_path)).plan().shards) == 1
