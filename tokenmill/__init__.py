@@ -3,7 +3,7 @@
 From the ground up:
     errors, schemas, job_file, job, keys            what is said
     batches, cut, accounting, schedule              what is decided; pure, no I/O, no torch
-    store, parquet, lines, texts, rows              what is read and written
+    store, parquet, lines, texts, partitions, rows  what is read and written
     json_rows, csv_rows, readers, corpus            ... row by row, file by file
     special_text, removed, tokenizer, chat          what makes ids of a text
     backend, torch_backend, model_files             what computes

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from tokenmill.errors import ConfigError, InputNotFoundError
 from tokenmill.job import InputSpec
+from tokenmill.partitions import partition_columns
 
 
 def missing_column(uri: str, name: str, names: Iterable[str]) -> InputNotFoundError:
@@ -29,6 +30,8 @@ def column_given_twice(uri: str, name: str) -> ConfigError:
 
 def check_parquet_columns(schema: pa.Schema, uri: str, spec: InputSpec) -> dict[str, pa.DataType]:
     """Types of the kept columns.  Raises InputNotFoundError or ConfigError (wrong type)."""
+    for name in partition_columns(uri, own=schema.names):
+        schema = schema.append(pa.field(name, pa.string()))
     for name in spec.columns:
         if name not in schema.names:
             raise missing_column(uri, name, schema.names)

@@ -18,6 +18,7 @@ import fsspec
 
 from tokenmill.errors import ConfigError, InputNotFoundError
 from tokenmill.job import InputSpec
+from tokenmill.partitions import is_partition
 from tokenmill.store import StorageConfig, is_local, mapped, open_filesystem
 
 SUFFIXES: Mapping[str, str] = {
@@ -183,7 +184,7 @@ def _from_folder(
         if _is_folder(entry):
             continue
         inner = PurePosixPath(str(entry["name"]).removeprefix(top.rstrip("/") + "/"))
-        if any(part[0] in "._" for part in inner.parts):
+        if _is_hidden(inner):
             skipped["hidden (name begins with . or _)"] += 1
         elif is_local(fs) and not Path(str(entry["name"])).is_file():
             skipped[NO_FILE] += 1
@@ -192,6 +193,12 @@ def _from_folder(
         else:
             files.append(_source_file(fs, entry, fmt, top))
     return files, skipped
+
+
+def _is_hidden(inner: PurePosixPath) -> bool:
+    """Subtle: a partition's column may begin with "_", as in _year=2020/."""
+    folders = [folder for folder in inner.parts[:-1] if not is_partition(folder)]
+    return any(part[0] in "._" for part in (*folders, inner.name))
 
 
 def kind_suffix(name: str) -> str:

@@ -18,6 +18,7 @@ from tokenmill.corpus import kind_suffix
 from tokenmill.errors import InputNotFoundError, UnreadableFileError
 from tokenmill.job import InputSpec
 from tokenmill.lines import iter_lines, strip_bom
+from tokenmill.partitions import partition_columns
 from tokenmill.rows import (
     SAMPLE_CHARS,
     Cell,
@@ -56,13 +57,15 @@ def csv_rows(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> Iterator[Row
     header = spec.csv.columns or _header(found, uri)
     if not header:
         return
-    places = _places(header, spec, uri)
+    folders = partition_columns(uri, own=header)
+    places = _places([*header, *folders], spec, uri)
+    of_folders = [value or "" for value in folders.values()]
     ordinal = 0
     for record in found:
         if not record.fields and not record.reason:
             yield count_blank
             continue
-        yield _row(ordinal, record, len(header), places, spec)
+        yield _row(ordinal, record, len(header), of_folders, places, spec)
         ordinal += 1
 
 
@@ -73,7 +76,7 @@ def csv_header(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> list[str]:
     """
     header = spec.csv.columns or _header(_records(chunks, uri, spec), uri)
     if header:
-        _places(header, spec, uri)
+        _places([*header, *partition_columns(uri, own=header)], spec, uri)
     return header
 
 
@@ -164,7 +167,15 @@ def _other_delimiter(header: list[str], uri: str) -> InputNotFoundError | None:
     return None
 
 
-def _row(ordinal: int, record: Record, width: int, places: Mapping[str, int], spec: InputSpec) -> RowAction:
+def _row(
+    ordinal: int,
+    record: Record,
+    width: int,
+    of_folders: list[str],
+    places: Mapping[str, int],
+    spec: InputSpec,
+) -> RowAction:
+    """width: fields that a record must have.  of_folders: those that come after them."""
     if record.reason:
         reason, text_is = record.reason, TEXT_IS[record.reason]
         return lambda b: b.reject(ordinal, reason, record.detail, None, record.sample, text_is)
@@ -174,7 +185,8 @@ def _row(ordinal: int, record: Record, width: int, places: Mapping[str, int], sp
         return lambda b: b.reject(ordinal, "bad_csv", detail, None, line, "line")
 
     def take(builder: RowBuilder) -> None:
-        values = {name: record.fields[place] for name, place in places.items()}
+        fields = [*record.fields, *of_folders]
+        values = {name: fields[place] for name, place in places.items()}
         carried = [name for name in (spec.id, *spec.keep) if name is not None]
         odd = [name for name in carried if ESCAPED_BYTE.search(values[name])]
         shown = {

@@ -13,15 +13,18 @@ from tokenmill.corpus import kind_suffix
 from tokenmill.errors import UnreadableFileError
 from tokenmill.job import InputSpec
 from tokenmill.lines import iter_lines, strip_bom
+from tokenmill.partitions import partition_columns
 from tokenmill.rows import RowAction, RowBuilder, count_blank, cut_line
 from tokenmill.texts import printable
 
 
-def json_rows(chunks: Iterable[bytes], spec: InputSpec) -> Iterator[RowAction]:
-    """One action per line, blank lines included."""
+def json_rows(
+    chunks: Iterable[bytes], spec: InputSpec, folders: Mapping[str, str | None]
+) -> Iterator[RowAction]:
+    """One action per line, blank lines included.  folders: values of columns that objects lack."""
     wanted = spec.columns
     for ordinal, (line, cut) in enumerate(iter_lines(chunks, spec.max_row_bytes)):
-        yield _json_row(ordinal, strip_bom(line), cut, spec, wanted)
+        yield _json_row(ordinal, strip_bom(line), cut, spec, wanted, folders)
 
 
 def json_keys(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> list[str]:
@@ -41,10 +44,17 @@ def json_keys(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> list[str]:
             keys.update(dict.fromkeys(parse_object(strip_bom(line).decode(spec.encoding))))
         except ValueError:
             continue  # told of when the row is read
-    return list(keys)
+    return [*keys, *partition_columns(uri, own=keys)] if keys else []
 
 
-def _json_row(ordinal: int, line: bytes, cut: bool, spec: InputSpec, wanted: list[str]) -> RowAction:
+def _json_row(
+    ordinal: int,
+    line: bytes,
+    cut: bool,
+    spec: InputSpec,
+    wanted: list[str],
+    folders: Mapping[str, str | None],
+) -> RowAction:
     if cut:
         return cut_line(ordinal, line, spec)
     if not line.strip():
@@ -55,7 +65,7 @@ def _json_row(ordinal: int, line: bytes, cut: bool, spec: InputSpec, wanted: lis
         if text is None:
             return
         try:
-            values = _json_values(parse_object(text), text, wanted)
+            values = {**folders, **_json_values(parse_object(text), text, wanted)}
         except ValueError as exc:
             builder.reject(ordinal, "bad_json", f"line {ordinal + 1}: {exc}", None, text, "line")
             return

@@ -23,6 +23,7 @@ from tokenmill.errors import DataError
 from tokenmill.job import InputSpec
 from tokenmill.json_rows import json_keys, json_rows
 from tokenmill.lines import CHUNK_BYTES, decompressed, iter_lines, strip_bom
+from tokenmill.partitions import partition_columns
 from tokenmill.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -73,15 +74,26 @@ def _read_parquet(file: IO[bytes], piece: Slice, spec: InputSpec) -> Iterator[Ro
     uri, ordinal = piece.file.uri, piece.first_row
     first, num = piece.first_group, piece.num_groups
     groups = None if first is None or num is None else range(first, first + num)
-    wanted = spec.columns
     with parquet.open_parquet(file, uri) as opened:
-        empty = opened.schema_arrow.empty_table().select(wanted)
-    yield _parquet_batch(
-        pa.record_batch([c.combine_chunks() for c in empty.columns], schema=empty.schema), ordinal, uri, spec
-    )
+        schema = opened.schema_arrow
+    folders = partition_columns(uri, own=schema.names)
+    wanted = [name for name in spec.columns if name not in folders]
+    empty = pa.table({name: pa.array([], schema.field(name).type) for name in wanted})
+    first_batch = pa.record_batch([c.combine_chunks() for c in empty.columns], schema=empty.schema)
+    yield _parquet_batch(_with_folders(first_batch, folders, spec), ordinal, uri, spec)
     for batch in parquet.iter_batches(file, uri, wanted, groups, _rows_at_once(piece)):
-        yield _parquet_batch(batch, ordinal, uri, spec)
+        yield _parquet_batch(_with_folders(batch, folders, spec), ordinal, uri, spec)
         ordinal += len(batch)
+
+
+def _with_folders(
+    batch: pa.RecordBatch, folders: Mapping[str, str | None], spec: InputSpec
+) -> pa.RecordBatch:
+    """The batch, and the wanted columns that the file's folders hold."""
+    for name in spec.columns:
+        if name in folders:
+            batch = batch.append_column(name, pa.array([folders[name]] * len(batch), pa.string()))
+    return batch
 
 
 def _rows_at_once(piece: Slice) -> int:
@@ -210,7 +222,8 @@ def _whole_file_row(chunks: Iterable[bytes], spec: InputSpec) -> RowAction:
 
 
 def _read_jsonl(file: IO[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBatch]:
-    rows = json_rows(decompressed(file, piece.file.uri, piece.file.compression), spec)
+    folders = partition_columns(piece.file.uri)
+    rows = json_rows(decompressed(file, piece.file.uri, piece.file.compression), spec, folders)
     return in_batches(lambda: RowBuilder(piece.file.uri, spec), rows)
 
 

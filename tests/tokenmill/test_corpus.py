@@ -50,7 +50,7 @@ def test_a_folder_is_read_in_order_of_names_whatever_its_depth(tmp_path: Path) -
 
 
 def test_hidden_and_unknown_files_are_passed_over_and_counted(tmp_path: Path) -> None:
-    hidden = {"_SUCCESS": "", ".x.txt": "", "_year=2020/a.txt": "", "s/_b.parquet": "", "s/.DS_Store": ""}
+    hidden = {"_SUCCESS": "", ".x.txt": "", "_year/a.txt": "", "s/_b.parquet": "", "s/.DS_Store": ""}
     folder = write_files(tmp_path, {**FILES, **hidden, "README.rst": "", "noname": "", "a.txt._COPYING_": ""})
     corpus = found(str(folder))
     assert names(corpus) == ["a.txt", "b.jsonl", "d.parquet", "c.csv.gz"]
