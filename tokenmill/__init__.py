@@ -4,7 +4,7 @@ From the ground up:
     errors, schemas, job_file, job, keys            what is said
     batches, cut, accounting, schedule              what is decided; pure, no I/O, no torch
     store, parquet, lines, texts, partitions, rows  what is read and written
-    json_rows, csv_rows, readers, corpus            ... row by row, file by file
+    arrow_ipc, json_rows, csv_rows, readers, corpus ... row by row, file by file
     special_text, removed, tokenizer, chat          what makes ids of a text
     backend, torch_backend, model_files             what computes
     settle, plan, receipts, manifest                what a job comes to, and what is done

@@ -28,7 +28,7 @@ def column_given_twice(uri: str, name: str) -> ConfigError:
     return ConfigError(f"{uri}: two columns are named {name!r}; rename one")
 
 
-def check_parquet_columns(schema: pa.Schema, uri: str, spec: InputSpec) -> dict[str, pa.DataType]:
+def check_table_columns(schema: pa.Schema, uri: str, spec: InputSpec) -> dict[str, pa.DataType]:
     """Types of the kept columns.  Raises InputNotFoundError or ConfigError (wrong type)."""
     for name in partition_columns(uri, own=schema.names):
         schema = schema.append(pa.field(name, pa.string()))

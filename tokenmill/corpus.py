@@ -24,6 +24,9 @@ from tokenmill.store import StorageConfig, is_local, mapped, open_filesystem
 SUFFIXES: Mapping[str, str] = {
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
@@ -33,6 +36,7 @@ SUFFIXES: Mapping[str, str] = {
     ".text": "text",
     ".md": "text",
 }
+TABLES = ("parquet", "arrow")
 COMPRESSIONS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
@@ -192,7 +196,31 @@ def _from_folder(
             skipped[UNKNOWN_KIND] += 1
         else:
             files.append(_source_file(fs, entry, fmt, top))
-    return files, skipped
+    return _without_sidecars(files, skipped) if fmt == "auto" else (files, skipped)
+
+
+def _without_sidecars(
+    files: list[SourceFile], skipped: Counter[str]
+) -> tuple[list[SourceFile], Counter[str]]:
+    """Without what tells of the tables in its folder: dataset_info.json, README.md, a cache of `datasets`."""
+    folders = {_folder(file) for file in files if file.format in TABLES}
+    kept = []
+    for file in files:
+        path = PurePosixPath(file.uri)
+        if file.format == "arrow" and path.name.startswith("cache-"):
+            skipped["cache of datasets (cache-*.arrow)"] += 1
+        elif _folder(file) in folders and path.suffix.lower() in SIDECARS:
+            skipped["beside tables (.json or .md)"] += 1
+        else:
+            kept.append(file)
+    return kept, skipped
+
+
+def _folder(file: SourceFile) -> str:
+    return file.uri.rpartition("/")[0]
+
+
+SIDECARS = (".json", ".md")
 
 
 def _is_hidden(inner: PurePosixPath) -> bool:
@@ -224,7 +252,7 @@ def _source_file(
     if actual is None:
         raise ConfigError(
             f"input.uri: cannot tell the format of {path} (named by {named_by}); "
-            "set input.format to parquet, jsonl, csv or text"
+            "set input.format to parquet, arrow, jsonl, csv or text"
         )
     size, version = size_and_version(fs, entry)
     return SourceFile(
@@ -232,7 +260,7 @@ def _source_file(
         size_bytes=size,
         version=version,
         format=actual,
-        compression=COMPRESSIONS.get(PurePosixPath(path).suffix.lower()) if actual != "parquet" else None,
+        compression=COMPRESSIONS.get(PurePosixPath(path).suffix.lower()) if actual not in TABLES else None,
     )
 
 

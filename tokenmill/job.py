@@ -22,7 +22,7 @@ from tokenmill.schemas import GROUP_FIGURES, RESERVED
 
 MIB = 1024 * 1024
 
-Format = Literal["auto", "parquet", "jsonl", "csv", "text"]
+Format = Literal["auto", "parquet", "arrow", "jsonl", "csv", "text"]
 
 
 class Spec(BaseModel):

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenmill import keys, parquet
-from tokenmill.columns import check_json_keys, check_parquet_columns
+from tokenmill import arrow_ipc, keys, parquet
+from tokenmill.columns import check_json_keys, check_table_columns
 from tokenmill.corpus import (
     Corpus,
     Slice,
@@ -192,6 +192,11 @@ def _file_slices(
     check_readable(file)
     if file.format == "parquet":
         return _parquet_slices(file, spec, storage)
+    if file.format == "arrow":
+        fs, path = open_filesystem(file.uri, storage)
+        with mapped(f"reading {file.uri}"), fs.open(path, "rb") as handle:
+            types = check_table_columns(arrow_ipc.read_schema(handle, file.uri), file.uri, spec)
+        return [Slice(file=file, text_bytes=file.size_bytes)], types
     text_bytes = file.size_bytes * (COMPRESSION_RATIO if file.compression else 1)
     return [Slice(file=file, text_bytes=text_bytes)], dict.fromkeys(spec.keep, pa.string())
 
@@ -203,7 +208,7 @@ def _parquet_slices(
     fs, path = open_filesystem(file.uri, storage)
     with mapped(f"reading {file.uri}"), fs.open(path, "rb") as handle:
         schema, metadata = parquet.read_footer(handle, file.uri)
-    types = check_parquet_columns(schema, file.uri, spec)
+    types = check_table_columns(schema, file.uri, spec)
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     tops = [path.partition(".")[0] if path not in spec.text_columns else path for path in paths]
     places = [place for place, top in enumerate(tops) if top in spec.text_columns]

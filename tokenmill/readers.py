@@ -9,13 +9,14 @@ here; which files, is decided in `tokenmill.corpus`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenmill import parquet
+from tokenmill import arrow_ipc, parquet
 from tokenmill.columns import stored_type
 from tokenmill.corpus import Slice, SourceFile, size_and_version
 from tokenmill.csv_rows import csv_header, csv_rows
@@ -51,6 +52,8 @@ def read_slice(piece: Slice, spec: InputSpec, storage: StorageConfig) -> Iterato
         with fs.open(path, "rb") as file:
             if piece.file.format == "parquet":
                 yield from _read_parquet(file, piece, spec)
+            elif piece.file.format == "arrow":
+                yield from _read_arrow(file, piece, spec)
             else:
                 yield from LINE_READERS[piece.file.format](file, piece, spec)
 
@@ -76,13 +79,29 @@ def _read_parquet(file: IO[bytes], piece: Slice, spec: InputSpec) -> Iterator[Ro
     groups = None if first is None or num is None else range(first, first + num)
     with parquet.open_parquet(file, uri) as opened:
         schema = opened.schema_arrow
+    wanted = [name for name in spec.columns if name in schema.names]
+    rows = parquet.iter_batches(file, uri, wanted, groups, _rows_at_once(piece))
+    yield from _table_batches(schema, rows, ordinal, uri, spec)
+
+
+def _read_arrow(file: IO[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBatch]:
+    schema = arrow_ipc.read_schema(file, piece.file.uri)
+    file.seek(0)
+    rows = arrow_ipc.iter_ipc(file, piece.file.uri, BATCH_ROWS)
+    yield from _table_batches(schema, rows, 0, piece.file.uri, spec)
+
+
+def _table_batches(
+    schema: pa.Schema, rows: Iterable[pa.RecordBatch], ordinal: int, uri: str, spec: InputSpec
+) -> Iterator[RowBatch]:
+    """Batches of a table's rows, first an empty one that tells the columns' types."""
     folders = partition_columns(uri, own=schema.names)
     wanted = [name for name in spec.columns if name not in folders]
-    empty = pa.table({name: pa.array([], schema.field(name).type) for name in wanted})
-    first_batch = pa.record_batch([c.combine_chunks() for c in empty.columns], schema=empty.schema)
-    yield _parquet_batch(_with_folders(first_batch, folders, spec), ordinal, uri, spec)
-    for batch in parquet.iter_batches(file, uri, wanted, groups, _rows_at_once(piece)):
-        yield _parquet_batch(_with_folders(batch, folders, spec), ordinal, uri, spec)
+    empty = [pa.array([], schema.field(name).type) for name in wanted]
+    none = pa.record_batch(empty, schema=pa.schema([schema.field(name) for name in wanted]))
+    for batch in itertools.chain([none], rows):
+        chosen = _with_folders(batch.select(wanted), folders, spec)
+        yield _table_batch(chosen, ordinal, uri, spec)
         ordinal += len(batch)
 
 
@@ -103,7 +122,7 @@ def _rows_at_once(piece: Slice) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES * piece.num_rows // max(piece.text_bytes, 1)))
 
 
-def _parquet_batch(batch: pa.RecordBatch, first_row: int, uri: str, spec: InputSpec) -> RowBatch:
+def _table_batch(batch: pa.RecordBatch, first_row: int, uri: str, spec: InputSpec) -> RowBatch:
     builder = RowBuilder(uri, spec)
     ids = _id_strings(batch.column(spec.id)) if spec.id else pa.nulls(len(batch), pa.string())
     kept = {name: _clean(_as_stored(batch.column(name)), builder) for name in spec.keep}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tokenmill.columns import check_json_keys, check_parquet_columns, stored_type
+from tokenmill.columns import check_json_keys, check_table_columns, stored_type
 from tokenmill.errors import ConfigError, InputNotFoundError
 from tokenmill.job import InputSpec
 
@@ -21,7 +21,7 @@ SCHEMA = pa.schema(
 
 
 def check(**options) -> dict[str, pa.DataType]:
-    return check_parquet_columns(SCHEMA, "f.parquet", InputSpec(uri="f.parquet", **options))
+    return check_table_columns(SCHEMA, "f.parquet", InputSpec(uri="f.parquet", **options))
 
 
 def test_kept_columns_have_the_type_in_which_they_are_stored() -> None:
@@ -48,7 +48,7 @@ def test_an_id_must_be_a_plain_value() -> None:
 def test_a_name_given_twice_is_an_error() -> None:
     doubled = pa.schema([("text", pa.string()), ("text", pa.int64())])
     with pytest.raises(ConfigError, match="two columns are named 'text'"):
-        check_parquet_columns(doubled, "f.parquet", InputSpec(uri="f.parquet"))
+        check_table_columns(doubled, "f.parquet", InputSpec(uri="f.parquet"))
 
 
 @pytest.mark.parametrize(
