@@ -119,6 +119,7 @@ class Run:
         """Make the output this job's own; the first thing written.  Raises OutputError."""
         claim_output(self.store, self.job, plan)
         self.store.clear_scratch(STALE_SCRATCH_S)
+        self.store.abort_uploads(STALE_SCRATCH_S)
 
     def check_model(self) -> None:
         """Load the model and run one row, so that what does not work is known before anything is

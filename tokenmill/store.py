@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,6 +37,8 @@ TRANSIENT_ERRNO = frozenset(
     | {errno.EHOSTUNREACH, errno.EINTR, errno.EIO, errno.ENETUNREACH, errno.EPIPE, errno.ETIMEDOUT}
     | {getattr(errno, "EREMOTEIO", errno.EIO)}  # s3fs: 500 InternalError
 )
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
+REFUSED = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AccessDenied"})
 TRANSIENT_CLASSES = frozenset(
     {"ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"}  # aiohttp
     | {"HTTPClientError", "ConnectionError", "EndpointConnectionError"}  # botocore
@@ -67,6 +70,16 @@ def map_error(exc: BaseException, what: str) -> TokenmillError:
     if isinstance(exc, TokenmillError):
         return exc
     detail = f"{what}: {type(exc).__name__}: {exc}"
+    code = _answer_code(exc)
+    if code in EXPIRED:
+        return StoreUnavailableError(
+            f"{what}: the credentials have expired ({code}); renew them and run again: "
+            "finished shards are kept"
+        )
+    if code in REFUSED:
+        return StoreError(
+            f"{what}: the storage refuses the credentials ({code}); check key, secret and rights"
+        )
     names = {cls.__name__ for cls in type(exc).__mro__}
     if isinstance(exc, ConnectionError | TimeoutError) or names & TRANSIENT_CLASSES:
         return StoreUnavailableError(detail)
@@ -87,7 +100,18 @@ def mapped(what: str) -> Iterator[None]:
     except Exception as exc:
         if not is_storage_error(exc):
             raise
+        if _answer_code(exc) in EXPIRED:
+            fsspec.get_filesystem_class("s3").clear_instance_cache()  # a retry opens a new session
         raise map_error(exc, what) from exc
+
+
+def _answer_code(exc: BaseException) -> str | None:
+    """The code that S3 answered with. Subtle: s3fs raises its own error from botocore's."""
+    for found in (exc, exc.__cause__):
+        answer = getattr(found, "response", None)
+        if isinstance(answer, Mapping) and isinstance(answer.get("Error"), Mapping):
+            return str(answer["Error"].get("Code"))
+    return None
 
 
 def is_storage_error(exc: Exception) -> bool:
@@ -205,6 +229,9 @@ class Store:
     def _publish(self, scratch: Path, name: str) -> None:
         if not is_local(self.fs):
             self.fs.put_file(str(scratch), self.path(name))
+            sent, arrived = scratch.stat().st_size, int(self.fs.info(self.path(name))["size"])
+            if sent != arrived:
+                raise StoreUnavailableError(f"{self.uri}/{name}: {arrived} of {sent} bytes arrived")
             return
         target = Path(self.path(name))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -238,6 +265,24 @@ class Store:
                     self.fs.rm_file(self.path(name))
                 except FileNotFoundError:
                     continue
+
+    def abort_uploads(self, older_than_s: float) -> int:
+        """Abort multipart uploads below an S3 root that a killed run left, and that cost money; how many.
+
+        Those that began longer ago than the limit.
+        """
+        if not {"s3", "s3a"} & {self.fs.protocol, *self.fs.protocol}:
+            return 0
+        bucket, prefix, _ = self.fs.split_path(f"{self.root}/")
+        with mapped(f"listing uploads of {self.uri}"):
+            found = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix).get("Uploads", [])
+            now = datetime.now(UTC)
+            stale = [up for up in found if (now - up["Initiated"]).total_seconds() >= older_than_s]
+            for upload in stale:
+                self.fs.call_s3(
+                    "abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                )
+        return len(stale)
 
     def clear_scratch(self, older_than_s: float) -> None:
         """Delete scratch files that a killed run left on a local disk.

@@ -11,17 +11,17 @@ from typing import Any
 import boto3
 import fsspec
 import pytest
+from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
 from outputs import jsonl, published, published_bytes, run_fake, write_files
+from s3fs.errors import translate_boto_error
 
 from tokenmill.corpus import find_corpus
-from tokenmill.errors import InputNotFoundError, OutputError, StoreError
+from tokenmill.errors import InputNotFoundError, OutputError, StoreError, StoreUnavailableError
 from tokenmill.job import InputSpec, Job
 from tokenmill.store import StorageConfig, Store
 from tokenmill.testing import FakeBackend, make_job
 from tokenmill.verify import verify
-
-pytestmark = pytest.mark.service
 
 BUCKET = "corpus"
 
@@ -225,3 +225,68 @@ def test_local_bytes_are_published_as_they_are(tmp_path: Path, s3: Any, endpoint
     store = store_of(remote)
     expected = published_bytes(local)
     assert {name: store.read_bytes(name) for name in expected} == expected
+
+
+def test_uploads_that_a_killed_run_left_are_aborted_and_those_of_others_are_not(job: Job, s3: Any) -> None:
+    store = store_of(job)
+    prefix = store.root.partition("/")[2]
+    for key in (f"{prefix}/parts/a.parquet", f"{prefix}-other/a.parquet"):
+        s3.create_multipart_upload(Bucket=BUCKET, Key=key)
+    assert store.abort_uploads(10**12) == 0  # the server says that all uploads began in 2010
+    assert store.abort_uploads(0) == 1
+    left = s3.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
+    assert [upload["Key"] for upload in left] == [f"{prefix}-other/a.parquet"]
+    for upload in left:
+        s3.abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
+
+
+def test_an_upload_that_came_short_is_noticed(job: Job, s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_of(job)
+    put = store.fs.put_file
+
+    def short(source: str, target: str) -> None:
+        Path(source).write_bytes(Path(source).read_bytes()[:2])
+        put(source, target)
+        Path(source).write_bytes(b"whole")
+
+    monkeypatch.setattr(store.fs, "put_file", short)
+    with pytest.raises(StoreUnavailableError, match="2 of 5 bytes arrived"):
+        store.write_bytes("a", b"whole")
+
+
+def test_expired_credentials_are_told_and_the_next_session_is_a_new_one(
+    job: Job, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(job)
+    error = ClientError({"Error": {"Code": "ExpiredToken", "Message": "old"}}, "PutObject")
+
+    def refuse(source: str, target: str) -> None:
+        raise translate_boto_error(error) from error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.fs, "put_file", refuse)
+        with pytest.raises(StoreUnavailableError, match=r"credentials have expired .* renew them"):
+            store.write_bytes("a", b"x")
+    renewed = store_of(job)
+    assert renewed.fs is not store.fs
+    renewed.write_bytes("a", b"x")
+
+
+def test_a_job_ends_with_one_clear_line_when_its_credentials_expire_and_goes_on_later(
+    job: Job, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ClientError({"Error": {"Code": "ExpiredToken", "Message": "old"}}, "PutObject")
+    s3fs_class, calls = fsspec.get_filesystem_class("s3"), [0]
+    put = s3fs_class._put_file
+
+    async def expire(self: Any, *args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 5:
+            raise translate_boto_error(error) from error
+        return await put(self, *args, **options)
+
+    monkeypatch.setattr(s3fs_class, "_put_file", expire)
+    with pytest.raises(StoreUnavailableError, match="credentials have expired"):
+        run_fake(job)
+    run_fake(job)
+    assert verify(store_of(job)).problems == ()

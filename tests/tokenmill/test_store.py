@@ -252,7 +252,8 @@ def test_what_will_not_pass_is_not_retried(exc: Exception) -> None:
 def test_every_error_code_of_s3_has_a_place_in_the_table(code: str) -> None:
     error = map_error(translate_boto_error(client_error(code)), "x")
     busy = {"503", "500", "409", "SlowDown", "ServiceUnavailable", "InternalError", "OperationAborted"}
-    may_pass = code in {*busy, "RequestTimeout", "RestoreAlreadyInProgress"}
+    renewed = {"ExpiredToken", "TokenRefreshRequired"}
+    may_pass = code in {*busy, *renewed, "RequestTimeout", "RestoreAlreadyInProgress"}
     assert isinstance(error, StoreUnavailableError) == may_pass
 
 
