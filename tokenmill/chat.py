@@ -23,6 +23,7 @@ from tokenmill.tokenizer import Encoded, HuggingFaceTokenizer, LostChars, Tokeni
 
 FIRST_STAND_IN = 0x10F000  # private-use characters, which stand for special tokens that are text
 LAST_STAND_IN = 0x10FFFD
+STAND_IN = re.compile(f"[{chr(FIRST_STAND_IN)}-{chr(LAST_STAND_IN)}]")
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
@@ -55,21 +56,16 @@ class ChatTemplate:
         """What of it changes token ids."""
         return f"{self._fast.chat_template} {self._generate} {self._form} {bool(self._stand_ins)}"
 
-    def find_special(self, text: str) -> list[str]:
-        """Special tokens that the contents of a JSON text spell."""
-        return [token for content in _contents(_messages(text)) for token in self._special.find(content)]
+    def render(self, text: str) -> tuple[str, list[str]]:
+        """The rendered text, and the special tokens that contents spell.  text: a JSON list of messages.
 
-    def render(self, text: str) -> str:
-        """text: a JSON list of messages.
-
-        Example: '[{"role": "user", "content": "hi"}]' -> "<|im_start|>user\\nhi<|im_end|>\\n"
+        Example: '[{"role": "user", "content": "hi"}]' -> "<|im_start|>user\\nhi<|im_end|>\\n", []
         """
         from jinja2 import TemplateError
 
         messages = _messages(text)
-        if any(
-            FIRST_STAND_IN <= ord(max(content)) <= LAST_STAND_IN for content in _contents(messages) if content
-        ):
+        contents = _contents(messages)
+        if any(STAND_IN.search(content) for content in contents):
             raise ValueError("a content holds private-use characters from U+10F000 on")
         try:
             rendered = self._fast.apply_chat_template(
@@ -79,7 +75,8 @@ class ChatTemplate:
             )
         except (TemplateError, TypeError, KeyError) as exc:
             raise ValueError(f"the chat template refuses it: {' '.join(str(exc).split())}") from exc
-        return unicodedata.normalize(self._form, rendered) if self._form else str(rendered)
+        found = [token for content in contents for token in self._special.find(content)]
+        return unicodedata.normalize(self._form, rendered) if self._form else str(rendered), found
 
     def _guarded(self, value: Any) -> Any:
         """A message with stand-ins in place of special tokens, wherever its strings are."""
@@ -132,14 +129,13 @@ class ChatTokenizer:
         tokens = obeying.info.special_tokens
         self._tokens = {stand_in: token for token, stand_in in stand_ins(tokens).items()}
         self._special = SpecialText(tokens).pattern
-        self._stand_in = re.compile(f"[{chr(FIRST_STAND_IN)}-{chr(LAST_STAND_IN)}]")
         made = hashlib.sha256(f"{obeying.info.fingerprint} {template.key}".encode()).hexdigest()[:32]
         self.info: TokenizerInfo = replace(
             obeying.info, fingerprint=made, prefix_ids=(), suffix_ids=(), pair=None
         )
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        mixed = [row for row, text in enumerate(texts) if self._stand_in.search(text)]
+        mixed = [row for row, text in enumerate(texts) if STAND_IN.search(text)]
         if not mixed:
             return self._obeying.encode(texts)
         plain = self._obeying.encode(["" if row in set(mixed) else text for row, text in enumerate(texts)])
@@ -158,7 +154,7 @@ class ChatTokenizer:
         return np.concatenate(ids)
 
     def _restored(self, text: str) -> str:
-        return self._stand_in.sub(lambda match: self._tokens[match[0]], text)
+        return STAND_IN.sub(lambda match: self._tokens[match[0]], text)
 
     def lost_chars(self, texts: Sequence[str], has_unknown_N: npt.NDArray[np.bool_]) -> LostChars:
         return self._obeying.lost_chars([self._restored(text) for text in texts], has_unknown_N)

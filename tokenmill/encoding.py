@@ -37,10 +37,12 @@ def encode_rows(setup: TokenizeSetup, texts: Sequence[str], pairs: Sequence[str]
     info = setup.tokenizer.info
     first = setup.tokenizer.encode([setup.prompt + text for text in rendered])
     cut, lengths_N, second = _wrapped(setup, first, pairs)
-    unknown_N = _num_unknown(cut, info.unknown_id, _template_ids(setup, pairs))
-    lost = _lost(setup, rendered, _has_unknown(first, info.unknown_id))
+    around = sum(token == info.unknown_id for token in _template_ids(setup, pairs))
+    # Subtle: GPT-2's unknown token is also the one that some tokenizers put around every row.
+    unknown_N = (_num_unknown(cut, info.unknown_id) - around).astype(np.int32)
+    lost = setup.tokenizer.lost_chars(rendered, _num_unknown(first, info.unknown_id) > 0)
     if pairs is not None and second is not None:
-        other = _lost(setup, pairs, _has_unknown(second, info.unknown_id))
+        other = setup.tokenizer.lost_chars(pairs, _num_unknown(second, info.unknown_id) > 0)
         lost = LostChars(
             removed_N=lost.removed_N + other.removed_N, unknown_N=lost.unknown_N + other.unknown_N
         )
@@ -62,17 +64,17 @@ def _render(
         if pairs is not None:
             found = [[*own, *special.find(pair)] for own, pair in zip(found, pairs, strict=True)]
     else:
-        found, rendered = [], []
+        rows: list[tuple[str, list[str]]] = []
         for row, text in enumerate(texts):
             try:
-                found.append(setup.chat.find_special(text))
-                rendered.append(setup.chat.render(text))
+                rows.append(setup.chat.render(text))
             except ValueError as exc:
-                found, rendered = [*found[:row], []], [*rendered, ""]
+                rows.append(("", []))
                 refused[row] = ("bad_messages", str(exc))
+        rendered, found = [made for made, _ in rows], [spelled for _, spelled in rows]
     if setup.special_tokens_in_text == "reject":
         for row, tokens in enumerate(found):
-            if tokens and row not in refused:
+            if tokens:
                 refused[row] = ("special_token", f"the text spells {tokens[0]!r}, a special token")
     return rendered, np.array([len(tokens) for tokens in found], dtype=np.int64), refused
 
@@ -99,25 +101,11 @@ def _template_ids(setup: TokenizeSetup, pairs: Sequence[str] | None) -> tuple[in
     return (*info.pair.prefix_ids, *info.pair.middle_ids, *info.pair.suffix_ids)
 
 
-def _num_unknown(cut: Cut, unknown: int | None, around: tuple[int, ...]) -> npt.NDArray[np.int32]:
-    """Unknown tokens of each row.
-
-    Subtle: GPT-2's unknown token is also the one that some tokenizers put around every row.
-    """
-    is_unknown = (cut.ids == unknown) if unknown is not None else np.zeros(len(cut.ids), bool)
+def _num_unknown(rows: Cut | Encoded, unknown: int | None) -> Int64s:
+    """Tokens of each row that are the unknown one."""
+    is_unknown = (rows.ids == unknown) if unknown is not None else np.zeros(len(rows.ids), bool)
     sums = np.concatenate(([0], np.cumsum(is_unknown)))
-    expected = sum(token == unknown for token in around)
-    return (np.diff(sums[cut.offsets_N1]) - expected).astype(np.int32)
-
-
-def _has_unknown(encoded: Encoded, unknown: int | None) -> npt.NDArray[np.bool_]:
-    is_unknown = (encoded.ids == unknown) if unknown is not None else np.zeros(len(encoded.ids), bool)
-    sums = np.concatenate(([0], np.cumsum(is_unknown)))
-    return np.diff(sums[encoded.offsets_N1]) > 0
-
-
-def _lost(setup: TokenizeSetup, texts: Sequence[str], has_unknown_N: npt.NDArray[np.bool_]) -> LostChars:
-    return setup.tokenizer.lost_chars(texts, has_unknown_N)
+    return np.diff(sums[rows.offsets_N1])
 
 
 def _refusals(setup: TokenizeSetup, lengths_N: Int64s, cut: Cut) -> Refusals:

@@ -271,7 +271,7 @@ class Store:
 
         Those that began longer ago than the limit.
         """
-        if not {"s3", "s3a"} & {self.fs.protocol, *self.fs.protocol}:
+        if not hasattr(self.fs, "call_s3"):
             return 0
         bucket, prefix, _ = self.fs.split_path(f"{self.root}/")
         with mapped(f"listing uploads of {self.uri}"):
