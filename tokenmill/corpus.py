@@ -53,11 +53,13 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """A part of one file: all of it, or a range of a Parquet file's row groups."""
+    """A part of one file: all of it, a range of a Parquet file's row groups, or one of whole lines."""
 
     file: SourceFile
     first_group: int | None = None
     num_groups: int | None = None
+    first_byte: int | None = None
+    num_bytes: int | None = None
     first_row: int = 0
     num_rows: int | None = None
     text_bytes: int
@@ -66,7 +68,8 @@ class Slice:
         """What the shard key is made from: file, size, version and range."""
         groups = None if self.first_group is None else [self.first_group, self.num_groups]
         file = {"uri": self.file.uri, "size": self.file.size_bytes, "version": self.file.version}
-        return {**file, "format": self.file.format, "row_groups": groups}
+        lines = None if self.first_byte is None else [self.first_byte, self.num_bytes]
+        return {**file, "format": self.file.format, "row_groups": groups, "bytes": lines}
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -311,6 +314,6 @@ def group_slices(slices: Iterable[Slice], shard_bytes: int) -> Iterator[tuple[Sl
 
 
 def _is_border(piece: Slice) -> bool:
-    if piece.first_group:
+    if piece.first_group or piece.first_byte:
         return False
     return hashlib.sha256(piece.file.uri.encode("utf-8", "surrogateescape")).digest()[0] < 16

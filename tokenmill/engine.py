@@ -25,6 +25,7 @@ from tokenmill.manifest import (
     claimed_plan,
     plan_fingerprint,
     read_manifest,
+    remembered_cuts,
 )
 from tokenmill.plan import (
     Plan,
@@ -83,7 +84,8 @@ class Run:
 
     def plan(self) -> Plan:
         """What would run.  Raises ConfigError's leaves, OutputError; writes nothing."""
-        plan = make_plan(self.setup, self.storages.input)
+        known_cuts = remembered_cuts(self.store)
+        plan = make_plan(self.setup, self.storages.input, known_cuts)
         check_owner(self.store, self.job)
         return plan
 

@@ -19,11 +19,14 @@ from tokenmill.texts import printable
 
 
 def json_rows(
-    chunks: Iterable[bytes], spec: InputSpec, folders: Mapping[str, str | None]
+    chunks: Iterable[bytes], spec: InputSpec, folders: Mapping[str, str | None], first_row: int = 0
 ) -> Iterator[RowAction]:
-    """One action per line, blank lines included.  folders: values of columns that objects lack."""
+    """One action per line, blank lines included.
+
+    folders: values of columns that objects lack.  first_row: ordinal of the first line.
+    """
     wanted = spec.columns
-    for ordinal, (line, cut) in enumerate(iter_lines(chunks, spec.max_row_bytes)):
+    for ordinal, (line, cut) in enumerate(iter_lines(chunks, spec.max_row_bytes), first_row):
         yield _json_row(ordinal, strip_bom(line), cut, spec, wanted, folders)
 
 

@@ -20,6 +20,7 @@ from tokenmill.parquet import FileInfo
 from tokenmill.plan import Plan, plan_from_keys
 from tokenmill.receipts import encode_json
 from tokenmill.settle import Setup
+from tokenmill.splits import Cuts
 from tokenmill.store import Store
 
 MANIFEST_VERSION = 1
@@ -155,11 +156,23 @@ def claimed_plan(store: Store, setup: Setup) -> Plan:
     return plan_from_keys(setup, [tokens_key for tokens_key, _ in claim["shards"]], claim["options"])
 
 
+def remembered_cuts(store: Store) -> Mapping[str, Cuts]:
+    """`Plan.cuts` of the plan that claimed the output; none where nothing does."""
+    claim = read_job_file(store)
+    return claim.get("cuts", {}) if claim else {}
+
+
 def claim_output(store: Store, job: Job, plan: Plan) -> None:
     """Make the output this job's own and note its shards.  Raises OutputError."""
     check_owner(store, job)
     shards: Sequence[list[str]] = [[shard.tokens_key, shard.results_key] for shard in plan.shards]
-    claim = {"name": job.name, "job": job.model_dump(mode="json"), "options": plan.options, "shards": shards}
+    claim = {
+        "name": job.name,
+        "job": job.model_dump(mode="json"),
+        "options": plan.options,
+        "shards": shards,
+        "cuts": plan.cuts,
+    }
     data = encode_json(claim)
     if _read(store, JOB_FILE) == json.loads(data):
         return

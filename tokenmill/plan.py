@@ -29,6 +29,7 @@ from tokenmill.job import InputSpec
 from tokenmill.readers import HEADS, head_columns
 from tokenmill.receipts import part_name, receipt_name
 from tokenmill.settle import Setup
+from tokenmill.splits import Cuts, cuts_key, find_cuts, is_splittable, split_slices
 from tokenmill.store import StorageConfig, Store, mapped, open_filesystem
 
 FOOTER_THREADS = 16
@@ -63,11 +64,15 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All shards of a job in corpus order, and the files that were passed over."""
+    """All shards of a job in corpus order, and the files that were passed over.
+
+    cuts: where large files of lines were cut, so that nobody has to count their lines again.
+    """
 
     shards: tuple[Shard, ...]
     options: str
     skipped: Mapping[str, int] = field(default_factory=dict)
+    cuts: Mapping[str, Cuts] = field(default_factory=dict)
 
     @property
     def text_bytes(self) -> int:
@@ -82,20 +87,22 @@ class Plan:
         return [s.tokens_key if stage == "tokenize" else s.results_key for s in self.shards]
 
 
-def make_plan(setup: Setup, storage: StorageConfig) -> Plan:
+def make_plan(setup: Setup, storage: StorageConfig, known_cuts: Mapping[str, Cuts] | None = None) -> Plan:
     """Find the corpus, check its columns, cut it into shards and name each.
 
-    storage: how to open the input.  Raises InputNotFoundError, ConfigError, UnreadableFileError.
+    storage: how to open the input.  known_cuts: `Plan.cuts` of an earlier plan.
+    Raises InputNotFoundError, ConfigError, UnreadableFileError, DataError.
     """
     spec = setup.job.input
     corpus = without_output(find_corpus(spec, storage), setup.job.output.uri)
-    pieces = _slices(corpus, spec, storage)
+    pieces, cuts = _slices(corpus, spec, storage, known_cuts or {})
     token_options = _token_options(setup)
     infer_options = setup.infer.key_options() if setup.infer else {}
     return Plan(
         shards=tuple(_shards(group_slices(pieces, spec.shard_bytes), token_options, infer_options)),
         options=keys.fingerprint(token_options),
         skipped=corpus.skipped,
+        cuts=cuts,
     )
 
 
@@ -157,9 +164,12 @@ def _shards(
         )
 
 
-def _slices(corpus: Corpus, spec: InputSpec, storage: StorageConfig) -> list[Slice]:
-    """Every file's slices, columns checked."""
+def _slices(
+    corpus: Corpus, spec: InputSpec, storage: StorageConfig, known_cuts: Mapping[str, Cuts]
+) -> tuple[list[Slice], dict[str, Cuts]]:
+    """Every file's slices, columns checked, and the cuts of those that were cut at lines."""
     lined = [file for file in corpus.files if file.format in HEADS]
+    large = [file for file in corpus.files if is_splittable(file, spec)]
 
     def head_of(file: SourceFile) -> list[str]:
         return head_columns(file, spec, storage)
@@ -167,11 +177,14 @@ def _slices(corpus: Corpus, spec: InputSpec, storage: StorageConfig) -> list[Sli
     with ThreadPoolExecutor(max_workers=FOOTER_THREADS) as pool:
         found = list(pool.map(lambda file: _file_slices(file, spec, storage), corpus.files))
         heads = dict(zip((f.uri for f in lined), pool.map(head_of, lined), strict=True))
-    check_json_keys({f.uri: heads[f.uri] for f in lined if f.format == "jsonl"}, spec)
-    _check_kept_types([(file, types) for file, (_, types) in zip(corpus.files, found, strict=True)])
-    if (spec.id or spec.keep) and any(file.format == "text" for file in corpus.files):
-        raise ConfigError("input: plain text has no columns; remove input.id and input.keep")
-    return [piece for pieces, _ in found for piece in pieces]
+        check_json_keys({f.uri: heads[f.uri] for f in lined if f.format == "jsonl"}, spec)
+        _check_kept_types([(file, types) for file, (_, types) in zip(corpus.files, found, strict=True)])
+        if (spec.id or spec.keep) and any(file.format == "text" for file in corpus.files):
+            raise ConfigError("input: plain text has no columns; remove input.id and input.keep")
+        cuts = find_cuts(large, spec, storage, known_cuts, pool)
+    ranges = {file.uri: list(split_slices(file, cuts[cuts_key(file, spec)])) for file in large}
+    pieces = [ranges.get(file.uri, whole) for file, (whole, _) in zip(corpus.files, found, strict=True)]
+    return [piece for many in pieces for piece in many], cuts
 
 
 def _check_kept_types(found: Sequence[tuple[SourceFile, Mapping[str, pa.DataType]]]) -> None:

@@ -39,6 +39,8 @@ from tokenmill.rows import (
 )
 from tokenmill.store import StorageConfig, mapped, open_filesystem
 
+RANGE_BYTES = 8 << 20
+
 
 def read_slice(piece: Slice, spec: InputSpec, storage: StorageConfig) -> Iterator[RowBatch]:
     """Rows of one slice, in file order.
@@ -49,13 +51,33 @@ def read_slice(piece: Slice, spec: InputSpec, storage: StorageConfig) -> Iterato
     fs, path = open_filesystem(uri, storage)
     with mapped(f"reading {uri}"):
         _check_unchanged(fs, path, piece)
+        if piece.file.format in LINE_READERS:
+            chunks = _whole_file(fs, path, piece) if piece.first_byte is None else _lines(fs, path, piece)
+            yield from LINE_READERS[piece.file.format](chunks, piece, spec)
+            return
         with fs.open(path, "rb") as file:
-            if piece.file.format == "parquet":
-                yield from _read_parquet(file, piece, spec)
-            elif piece.file.format == "arrow":
-                yield from _read_arrow(file, piece, spec)
-            else:
-                yield from LINE_READERS[piece.file.format](file, piece, spec)
+            yield from TABLE_READERS[piece.file.format](file, piece, spec)
+
+
+def _whole_file(fs: Any, path: str, piece: Slice) -> Iterator[bytes]:
+    with fs.open(path, "rb") as file:
+        yield from decompressed(file, piece.file.uri, piece.file.compression)
+
+
+def _lines(fs: Any, path: str, piece: Slice) -> Iterator[bytes]:
+    """The bytes of a range of whole lines.  Raises DataError where its borders are no line ends."""
+    assert piece.first_byte is not None
+    assert piece.num_bytes is not None
+    start, stop = piece.first_byte, piece.first_byte + piece.num_bytes
+    edge, size = max(start - 1, 0), piece.file.size_bytes
+    for at in range(edge, stop, RANGE_BYTES):
+        end = min(at + RANGE_BYTES, stop)
+        data = fs.cat_file(path, start=at, end=end)
+        starts_well = at > edge or start == 0 or data.startswith(b"\n")
+        ends_well = end < stop or stop == size or data.endswith(b"\n")
+        if len(data) != end - at or not (starts_well and ends_well):
+            raise DataError(f"{piece.file.uri}: changed while the job ran; run the job again")
+        yield data[start - edge :] if at == edge else data
 
 
 def _check_unchanged(fs: Any, path: str, piece: Slice) -> None:
@@ -208,16 +230,20 @@ def _as_text(raw: bytes | None) -> str | bytes | None:
         return raw
 
 
+TABLE_READERS: Mapping[str, Callable[[IO[bytes], Slice, InputSpec], Iterator[RowBatch]]] = {
+    "parquet": _read_parquet,
+    "arrow": _read_arrow,
+}
+
 # --- Plain text; JSONL is in `tokenmill.json_rows`, CSV in `tokenmill.csv_rows` ---
 
 
-def _read_text(file: IO[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBatch]:
+def _read_text(chunks: Iterable[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBatch]:
     def rows() -> Iterator[RowAction]:
         if spec.rows == "files":
-            yield _whole_file_row(decompressed(file, piece.file.uri, piece.file.compression), spec)
+            yield _whole_file_row(chunks, spec)
             return
-        lines = iter_lines(decompressed(file, piece.file.uri, piece.file.compression), spec.max_row_bytes)
-        for ordinal, (line, cut) in enumerate(lines):
+        for ordinal, (line, cut) in enumerate(iter_lines(chunks, spec.max_row_bytes), piece.first_row):
             yield _text_row(ordinal, strip_bom(line), cut, spec)
 
     return in_batches(lambda: RowBuilder(piece.file.uri, spec), rows())
@@ -240,19 +266,17 @@ def _whole_file_row(chunks: Iterable[bytes], spec: InputSpec) -> RowAction:
     return _text_row(0, strip_bom(bytes(data)), False, spec)
 
 
-def _read_jsonl(file: IO[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBatch]:
-    folders = partition_columns(piece.file.uri)
-    rows = json_rows(decompressed(file, piece.file.uri, piece.file.compression), spec, folders)
+def _read_jsonl(chunks: Iterable[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBatch]:
+    rows = json_rows(chunks, spec, partition_columns(piece.file.uri), piece.first_row)
     return in_batches(lambda: RowBuilder(piece.file.uri, spec), rows)
 
 
-def _read_csv(file: IO[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBatch]:
+def _read_csv(chunks: Iterable[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBatch]:
     uri = piece.file.uri
-    rows = csv_rows(decompressed(file, uri, piece.file.compression), uri, spec)
-    return in_batches(lambda: RowBuilder(uri, spec), rows)
+    return in_batches(lambda: RowBuilder(uri, spec), csv_rows(chunks, uri, spec))
 
 
-LINE_READERS: Mapping[str, Callable[[IO[bytes], Slice, InputSpec], Iterator[RowBatch]]] = {
+LINE_READERS: Mapping[str, Callable[[Iterable[bytes], Slice, InputSpec], Iterator[RowBatch]]] = {
     "text": _read_text,
     "jsonl": _read_jsonl,
     "csv": _read_csv,
