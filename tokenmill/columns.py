@@ -16,6 +16,17 @@ def missing_column(uri: str, name: str, names: Iterable[str]) -> InputNotFoundEr
     return InputNotFoundError(f"{uri}: no column {name!r}; it has: {known}")
 
 
+def check_folder_columns(uri: str, spec: InputSpec) -> None:
+    """Of plain text.  Raises InputNotFoundError for an id or kept column that no folder holds."""
+    known = partition_columns(uri)
+    for name in (spec.id, *spec.keep):
+        if name is not None and name not in known:
+            raise InputNotFoundError(
+                f"{uri}: no column {name!r}: plain text has those of its folders (name=value/) only: "
+                f"{', '.join(known) or 'none'}"
+            )
+
+
 def check_json_keys(found: Mapping[str, Sequence[str]], spec: InputSpec) -> None:
     """found: by file, the keys at its head.  Raises InputNotFoundError for one that no file has."""
     known = list(dict.fromkeys(key for keys in found.values() for key in keys))

@@ -28,7 +28,7 @@ from tokenmill.rows import (
     count_blank,
     too_large,
 )
-from tokenmill.texts import printable
+from tokenmill.texts import printable_cell
 
 ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of a byte that is no text
 
@@ -59,7 +59,7 @@ def csv_rows(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> Iterator[Row
         return
     folders = partition_columns(uri, own=header)
     places = _places([*header, *folders], spec, uri)
-    of_folders = [value or "" for value in folders.values()]
+    of_folders = list(folders.values())
     ordinal = 0
     for record in found:
         if not record.fields and not record.reason:
@@ -171,7 +171,7 @@ def _row(
     ordinal: int,
     record: Record,
     width: int,
-    of_folders: list[str],
+    of_folders: list[str | None],
     places: Mapping[str, int],
     spec: InputSpec,
 ) -> RowAction:
@@ -188,12 +188,12 @@ def _row(
         fields = [*record.fields, *of_folders]
         values = {name: fields[place] for name, place in places.items()}
         carried = [name for name in (spec.id, *spec.keep) if name is not None]
-        odd = [name for name in carried if ESCAPED_BYTE.search(values[name])]
+        odd = [name for name in carried if ESCAPED_BYTE.search(values[name] or "")]
         shown = {
             name: _decoded(values[name], spec.encoding) if name in odd else values[name] for name in carried
         }
-        row_id = printable(shown[spec.id]) if spec.id else None
-        kept = [printable(shown[name]) for name in spec.keep]
+        row_id = printable_cell(shown[spec.id]) if spec.id else None
+        kept = [printable_cell(shown[name]) for name in spec.keep]
         cells = [_cell(values[name], spec.encoding) for name in spec.text_columns]
         if odd and spec.undecodable == "reject":
             detail = f"line {record.line}: column {odd[0]!r}: not {spec.encoding}"
@@ -212,17 +212,17 @@ def _row(
 TEXT_IS: Mapping[str, TextIs] = {"row_too_large": "beginning", "bad_csv": "line"}
 
 
-def _cell(value: str, encoding: str) -> Cell:
+def _cell(value: str | None, encoding: str) -> Cell:
     """Text, or bytes where some of them are no text."""
-    return value.encode(encoding, "surrogateescape") if ESCAPED_BYTE.search(value) else value
+    return value.encode(encoding, "surrogateescape") if value and ESCAPED_BYTE.search(value) else value
 
 
-def _decoded(value: str, encoding: str) -> str:
-    return value.encode(encoding, "surrogateescape").decode(encoding, "replace")
+def _decoded(value: str | None, encoding: str) -> str:
+    return (value or "").encode(encoding, "surrogateescape").decode(encoding, "replace")
 
 
-def _num_replaced(before: str, after: str) -> int:
-    return after.count("\ufffd") - before.count("\ufffd")
+def _num_replaced(before: str | None, after: str | None) -> int:
+    return (after or "").count("\ufffd") - (before or "").count("\ufffd")
 
 
 def _as_line(fields: list[str], spec: InputSpec) -> str:

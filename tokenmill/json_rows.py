@@ -15,7 +15,7 @@ from tokenmill.job import InputSpec
 from tokenmill.lines import iter_lines, strip_bom
 from tokenmill.partitions import partition_columns
 from tokenmill.rows import RowAction, RowBuilder, count_blank, cut_line
-from tokenmill.texts import printable
+from tokenmill.texts import printable_cell
 
 
 def json_rows(
@@ -72,8 +72,8 @@ def _json_row(
         except ValueError as exc:
             builder.reject(ordinal, "bad_json", f"line {ordinal + 1}: {exc}", None, text, "line")
             return
-        row_id = _printable(values.get(spec.id)) if spec.id else None
-        kept = [_printable(values.get(name)) for name in spec.keep]
+        row_id = printable_cell(values.get(spec.id)) if spec.id else None
+        kept = [printable_cell(values.get(name)) for name in spec.keep]
         for name in spec.text_columns:
             if name not in values:
                 detail = f"line {ordinal + 1}: no key {name!r}"
@@ -133,7 +133,3 @@ def _json_text(value: Any) -> str | None:
         return json.dumps(value, ensure_ascii=False)
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc
-
-
-def _printable(text: str | None) -> str | None:
-    return text if text is None else printable(text)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenmill import arrow_ipc, keys, parquet
-from tokenmill.columns import check_json_keys, check_table_columns
+from tokenmill.columns import check_folder_columns, check_json_keys, check_table_columns
 from tokenmill.corpus import (
     Corpus,
     Slice,
@@ -179,8 +179,6 @@ def _slices(
         heads = dict(zip((f.uri for f in lined), pool.map(head_of, lined), strict=True))
         check_json_keys({f.uri: heads[f.uri] for f in lined if f.format == "jsonl"}, spec)
         _check_kept_types([(file, types) for file, (_, types) in zip(corpus.files, found, strict=True)])
-        if (spec.id or spec.keep) and any(file.format == "text" for file in corpus.files):
-            raise ConfigError("input: plain text has no columns; remove input.id and input.keep")
         cuts = find_cuts(large, spec, storage, known_cuts, pool)
     ranges = {file.uri: list(split_slices(file, cuts[cuts_key(file, spec)])) for file in large}
     pieces = [ranges.get(file.uri, whole) for file, (whole, _) in zip(corpus.files, found, strict=True)]
@@ -210,6 +208,8 @@ def _file_slices(
         with mapped(f"reading {file.uri}"), fs.open(path, "rb") as handle:
             types = check_table_columns(arrow_ipc.read_schema(handle, file.uri), file.uri, spec)
         return [Slice(file=file, text_bytes=file.size_bytes)], types
+    if file.format == "text":
+        check_folder_columns(file.uri, spec)
     text_bytes = file.size_bytes * (COMPRESSION_RATIO if file.compression else 1)
     return [Slice(file=file, text_bytes=text_bytes)], dict.fromkeys(spec.keep, pa.string())
 

@@ -38,6 +38,7 @@ from tokenmill.rows import (
     row_columns,
 )
 from tokenmill.store import StorageConfig, mapped, open_filesystem
+from tokenmill.texts import printable_cell
 
 RANGE_BYTES = 8 << 20
 
@@ -239,31 +240,29 @@ TABLE_READERS: Mapping[str, Callable[[IO[bytes], Slice, InputSpec], Iterator[Row
 
 
 def _read_text(chunks: Iterable[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBatch]:
-    def rows() -> Iterator[RowAction]:
-        if spec.rows == "files":
-            yield _whole_file_row(chunks, spec)
-            return
-        for ordinal, (line, cut) in enumerate(iter_lines(chunks, spec.max_row_bytes), piece.first_row):
-            yield _text_row(ordinal, strip_bom(line), cut, spec)
+    lines = _file_as_line(chunks, spec) if spec.rows == "files" else iter_lines(chunks, spec.max_row_bytes)
+    folders = partition_columns(piece.file.uri)
+    row_id = printable_cell(folders[spec.id]) if spec.id else None
+    kept = [printable_cell(folders[name]) for name in spec.keep]
 
-    return in_batches(lambda: RowBuilder(piece.file.uri, spec), rows())
+    def row(ordinal: int, line: bytes, cut: bool) -> RowAction:
+        if cut:
+            return cut_line(ordinal, line, spec, row_id)
+        return lambda builder: builder.add(ordinal, [strip_bom(line)], row_id, kept)
 
-
-def _text_row(ordinal: int, line: bytes, cut: bool, spec: InputSpec) -> RowAction:
-    return cut_line(ordinal, line, spec) if cut else lambda b: b.add(ordinal, [line], None, _no_columns(spec))
-
-
-def _no_columns(spec: InputSpec) -> list[None]:
-    return [None] * len(spec.keep)
+    rows = (row(ordinal, line, cut) for ordinal, (line, cut) in enumerate(lines, piece.first_row))
+    return in_batches(lambda: RowBuilder(piece.file.uri, spec), rows)
 
 
-def _whole_file_row(chunks: Iterable[bytes], spec: InputSpec) -> RowAction:
+def _file_as_line(chunks: Iterable[bytes], spec: InputSpec) -> Iterator[tuple[bytes, bool]]:
+    """The whole file in the form of `iter_lines`: cut where it is too long."""
     data = bytearray()
     for chunk in chunks:
         data += chunk[: spec.max_row_bytes + 1 - len(data)]
         if len(data) > spec.max_row_bytes:
-            return _text_row(0, bytes(data), True, spec)
-    return _text_row(0, strip_bom(bytes(data)), False, spec)
+            yield bytes(data), True
+            return
+    yield bytes(data), False
 
 
 def _read_jsonl(chunks: Iterable[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBatch]:

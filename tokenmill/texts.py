@@ -17,6 +17,11 @@ def printable(text: str) -> str:
     return LONE_SURROGATE.sub("\ufffd", text)
 
 
+def printable_cell(text: str | None) -> str | None:
+    """`printable`, for a cell that may be null."""
+    return None if text is None else printable(text)
+
+
 def mend_surrogates(text: str) -> str:
     """Pair up surrogates that belong together; U+FFFD for each one left over.
 
