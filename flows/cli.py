@@ -179,7 +179,7 @@ def rejects(
 
     with guarded(as_json, debug):
         store = _store(out)
-        exported = {} if export is None else {"exported": export_rejects(store, export), "to": str(export)}
+        exported = {} if export is None else export_rejects(store, export, _open)
         _show({**count_rejects(store), **exported}, show_rejects, as_json)
 
 

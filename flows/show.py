@@ -113,6 +113,9 @@ def show_rejects(data: Data, console: Console) -> None:
             console.print(f"  and {more:,} more", style="dim", highlight=False)
     if "exported" in data:
         console.print(f"{data['exported']:,} rows written to {escape(data['to'])}", highlight=False)
+    if "without_text" in data:
+        told = f"{data['without_text']:,} of them without text: {data['problem']}"
+        console.print(escape(told), highlight=False, soft_wrap=True)
 
 
 def show_summary(data: Data, console: Console) -> None:

@@ -6,33 +6,81 @@ Only rejects of shards that are done count, published or not: a run that stopped
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import ConfigError, OutputError
+from tokenmill.engine import Run
+from tokenmill.errors import ConfigError, OutputError, TokenmillError
+from tokenmill.job import Job
 from tokenmill.manifest import JOB_FILE, read_job_file
 from tokenmill.parquet import iter_part
+from tokenmill.plan import Shard
+from tokenmill.readers import read_slice
 from tokenmill.receipts import Stage, receipt_name, rejects_name
 from tokenmill.store import Store
 
+STAGES: tuple[Stage, ...] = ("tokenize", "infer")
 NUM_SAMPLES = 3
 SAMPLE_CHARS = 80
 
 
-def iter_rejects(store: Store) -> Iterator[dict[str, Any]]:
-    """Every reject, in corpus order within a stage.  Raises ConfigError, StoreError, DataError."""
-    claim = read_job_file(store)
-    if claim is None:
-        raise ConfigError(f"{store.uri}: no {JOB_FILE} here; not an output of tokenmill")
+def iter_rejects(store: Store, texts: SourceTexts | None = None) -> Iterator[dict[str, Any]]:
+    """Every reject, in corpus order within a stage.  Raises ConfigError, StoreError, DataError.
+
+    texts: where to find those that a reject does not hold itself.
+    """
+    claim = _claim(store)
     present = {**store.sizes("rejects"), **store.sizes("receipts")}
-    stages: tuple[Stage, ...] = ("tokenize", "infer")
-    for place, stage in enumerate(stages):
+    for place, stage in enumerate(STAGES):
         for keys in claim["shards"]:
             name = rejects_name(stage, keys[place])
             if name in present and receipt_name(stage, keys[place]) in present:
-                for batch in iter_part(store, name):
-                    yield from batch.to_pylist()
+                found = (batch.to_pylist() for batch in iter_part(store, name))
+                rows = (row for rows in found for row in rows)
+                yield from texts.filled_in(keys[0], list(rows)) if texts and stage == "infer" else rows
+
+
+def _claim(store: Store) -> Mapping[str, Any]:
+    claim = read_job_file(store)
+    if claim is None:
+        raise ConfigError(f"{store.uri}: no {JOB_FILE} here; not an output of tokenmill")
+    return claim
+
+
+class SourceTexts:
+    """Texts of rows that the model rejected, read again from the corpus while its files are unchanged."""
+
+    def __init__(self, open_run: Callable[[Job], Run], job: Mapping[str, Any]) -> None:
+        self._open_run, self._job = open_run, job
+        self.problem: str | None = None
+
+    @cached_property
+    def _shards(self) -> tuple[Run | None, dict[str, Shard]]:
+        """The run, and its shards by key; none where the job cannot be planned any more."""
+        try:
+            run = self._open_run(Job.parse(self._job))
+            return run, {shard.tokens_key: shard for shard in run.plan().shards}
+        except TokenmillError as exc:
+            self.problem = str(exc)
+            return None, {}
+
+    def filled_in(self, tokens_key: str, rejects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rejects of one shard, with their texts where the corpus still has them."""
+        run, shards = self._shards
+        if run is None or tokens_key not in shards:
+            self.problem = self.problem or "their files have changed"
+            return rejects
+        wanted = {(row["source_file"], row["row_ordinal"]): row for row in rejects}
+        for piece in shards[tokens_key].slices:
+            for batch in read_slice(piece, run.job.input, run.storages.input):
+                columns = (batch.columns[name].to_pylist() for name in ("source_file", "row_ordinal"))
+                for index, place in enumerate(zip(*columns, strict=True)):
+                    if place in wanted:
+                        pair = {"pair": batch.pairs[index]} if batch.pairs else {}
+                        wanted[place].update(text=batch.texts[index], text_is="text", **pair)
+        return rejects
 
 
 def count_rejects(store: Store) -> dict[str, Any]:
@@ -53,20 +101,24 @@ def count_rejects(store: Store) -> dict[str, Any]:
     }
 
 
-def export_rejects(store: Store, path: Path) -> int:
-    """Write every reject as a line of JSON; how many.  Raises OutputError if the file is there already.
+def export_rejects(store: Store, path: Path, open_run: Callable[[Job], Run] = Run.open) -> dict[str, Any]:
+    """Write every reject as a line of JSON; how many, how many of them without text, and why.
 
     A line holds the row's own columns, then what the rejects dataset says of it, `text` included.
+    Raises OutputError if the file is there already.
     """
-    number = 0
+    texts = SourceTexts(open_run, _claim(store)["job"])
+    number, without = 0, 0
     try:
         with path.open("x", encoding="utf-8", newline="\n") as file:
-            for row in iter_rejects(store):
+            for row in iter_rejects(store, texts):
                 own = json.loads(row.pop("columns") or "{}")
                 file.write(json.dumps({**own, **row}, ensure_ascii=False) + "\n")
                 number += 1
+                without += row["text"] is None and row["stage"] == "infer"
     except FileExistsError as exc:
         raise OutputError(f"{path}: exists; give a new file, so that no work on it is lost") from exc
     except OSError as exc:
         raise OutputError(f"{path}: cannot be written: {exc.strerror}") from exc
-    return number
+    why = {"without_text": without, "problem": texts.problem} if without else {}
+    return {"exported": number, "to": str(path), **why}

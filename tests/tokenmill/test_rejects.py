@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from outputs import jsonl, open_fake, published, run_fake, write_files
 from tokenmill.errors import ConfigError, OutputError, RejectLimitError
 from tokenmill.rejects import count_rejects, export_rejects
 from tokenmill.store import Store
-from tokenmill.testing import make_job
+from tokenmill.testing import FakeBackend, make_job, make_run, word_id
 
 ROWS = [{"text": "fine", "id": "a"}, {"text": None, "id": "b"}, {"id": "c"}, {"text": None, "id": "d"}]
 
@@ -40,7 +41,7 @@ def test_rejects_are_told_by_reason_with_samples(output: Store) -> None:
 
 def test_exported_rejects_are_mended_and_run_again(output: Store, tmp_path: Path) -> None:
     path = tmp_path / "mended.jsonl"
-    assert export_rejects(output, path) == 4
+    assert export_rejects(output, path) == {"exported": 4, "to": str(path)}
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["id"] for row in rows] == ["b", "c", "d", None]
     path.write_text(jsonl([{**row, "text": f"mended {row['id']}"} for row in rows]))
@@ -55,6 +56,32 @@ def test_a_file_that_is_there_is_not_overwritten(output: Store, tmp_path: Path) 
     with pytest.raises(OutputError, match="exists; give a new file"):
         export_rejects(output, path)
     assert path.read_text() == "work"
+
+
+def test_what_the_model_rejected_is_exported_with_the_text_of_the_corpus(tmp_path: Path) -> None:
+    rows = [{"q": "good", "a": "x"}, {"q": "bad one", "a": "y"}, {"q": "z", "a": "bad two"}]
+    write_files(tmp_path, {"a.jsonl": jsonl(rows), "b.jsonl": jsonl([{"q": "never", "a": "bad"}])})
+    job = make_job(
+        tmp_path,
+        input={"text": "q", "pair": "a", "keep": ["a"], "shard_bytes": 1},
+        quality={"max_reject_rate": 1},
+    )
+    run_fake(job, FakeBackend(nan_ids=frozenset({word_id("bad")})))
+    store = open_fake(job).store
+
+    def exported(name: str) -> list[tuple[str, str | None, str | None]]:
+        export_rejects(store, tmp_path / name, make_run)
+        lines = map(json.loads, (tmp_path / name).read_text().splitlines())
+        return [(line["reason"], line["text"], line.get("pair")) for line in lines]
+
+    whole = [("non_finite", "bad one", "y"), ("non_finite", "z", "bad two"), ("non_finite", "never", "bad")]
+    assert exported("1") == whole
+    (tmp_path / "in/b.jsonl").write_text(jsonl([{"q": "other", "a": "text"}]))
+    assert exported("2") == [*whole[:2], ("non_finite", None, None)]
+    shutil.rmtree(tmp_path / "in")
+    told = export_rejects(store, tmp_path / "3", make_run)
+    assert (told["exported"], told["without_text"]) == (3, 3)
+    assert "in does not exist" in told["problem"]
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
