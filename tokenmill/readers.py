@@ -41,6 +41,7 @@ from tokenmill.store import StorageConfig, mapped, open_filesystem
 from tokenmill.texts import printable_cell
 
 RANGE_BYTES = 8 << 20
+READ_ROWS = 128
 
 
 def read_slice(piece: Slice, spec: InputSpec, storage: StorageConfig) -> Iterator[RowBatch]:
@@ -110,7 +111,7 @@ def _read_parquet(file: IO[bytes], piece: Slice, spec: InputSpec) -> Iterator[Ro
 def _read_arrow(file: IO[bytes], piece: Slice, spec: InputSpec) -> Iterator[RowBatch]:
     schema = arrow_ipc.read_schema(file, piece.file.uri)
     file.seek(0)
-    rows = arrow_ipc.iter_ipc(file, piece.file.uri, BATCH_ROWS)
+    rows = arrow_ipc.iter_ipc(file, piece.file.uri, READ_ROWS)
     yield from _table_batches(schema, rows, 0, piece.file.uri, spec)
 
 
@@ -122,10 +123,42 @@ def _table_batches(
     wanted = [name for name in spec.columns if name not in folders]
     empty = [pa.array([], schema.field(name).type) for name in wanted]
     none = pa.record_batch(empty, schema=pa.schema([schema.field(name) for name in wanted]))
-    for batch in itertools.chain([none], rows):
-        chosen = _with_folders(batch.select(wanted), folders, spec)
-        yield _table_batch(chosen, ordinal, uri, spec)
+    chosen = (batch.select(wanted) for batch in itertools.chain([none], rows))
+    for batch in _gathered(chosen):
+        yield _table_batch(_with_folders(batch, folders, spec), ordinal, uri, spec)
         ordinal += len(batch)
+
+
+def _gathered(few_rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches of up to BATCH_ROWS rows and about BATCH_BYTES from smaller ones; at least one.
+
+    Subtle: only rows in memory show their size. A dictionary of one long text may stand for gigabytes.
+    """
+    held: list[pa.RecordBatch] = []
+    num_rows, num_bytes = 0, 0
+    for batch in itertools.chain.from_iterable(map(_plain, few_rows)):
+        held.append(batch)
+        num_rows, num_bytes = num_rows + len(batch), num_bytes + batch.nbytes
+        if num_rows + READ_ROWS > BATCH_ROWS or num_bytes >= BATCH_BYTES:
+            yield pa.concat_batches(held)
+            held, num_rows, num_bytes = [], 0, 0
+    if held:
+        yield pa.concat_batches(held)
+
+
+def _plain(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch without dictionaries, in pieces of about BATCH_BYTES; at least one."""
+    columns = [c.dictionary_decode() if isinstance(c, pa.DictionaryArray) else c for c in batch.columns]
+    plain = pa.record_batch(columns, names=batch.schema.names)
+    step = max(1, len(plain) * BATCH_BYTES // max(plain.nbytes, 1))
+    yield from (plain.slice(start, step) for start in range(0, max(len(plain), 1), step))
+
+
+def _rows_at_once(piece: Slice) -> int:
+    """Rows to read at a time: fewer where texts are long."""
+    if not piece.num_rows:
+        return READ_ROWS
+    return max(1, min(READ_ROWS, BATCH_BYTES * piece.num_rows // max(piece.text_bytes, 1)))
 
 
 def _with_folders(
@@ -136,13 +169,6 @@ def _with_folders(
         if name in folders:
             batch = batch.append_column(name, pa.array([folders[name]] * len(batch), pa.string()))
     return batch
-
-
-def _rows_at_once(piece: Slice) -> int:
-    """Rows of a batch: fewer where texts are long, so that a batch stays small in memory."""
-    if not piece.num_rows:
-        return BATCH_ROWS
-    return max(1, min(BATCH_ROWS, BATCH_BYTES * piece.num_rows // max(piece.text_bytes, 1)))
 
 
 def _table_batch(batch: pa.RecordBatch, first_row: int, uri: str, spec: InputSpec) -> RowBatch:
@@ -214,8 +240,6 @@ def _text_values(column: pa.Array) -> list[Cell]:
         return [None] * len(column)
     if pa.types.is_nested(column.type):
         return [None if value is None else plain_json(value) for value in column.to_pylist()]
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
     try:
         text = column.cast(pa.large_string())
         text.validate(full=True)
