@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from tokenmill.errors import ConfigError, InputNotFoundError
 from tokenmill.job import InputSpec
+from tokenmill.parquet import can_store
 from tokenmill.partitions import partition_columns
 
 
@@ -43,11 +44,7 @@ def check_table_columns(schema: pa.Schema, uri: str, spec: InputSpec) -> dict[st
     """Types of the kept columns.  Raises InputNotFoundError or ConfigError (wrong type)."""
     for name in partition_columns(uri, own=schema.names):
         schema = schema.append(pa.field(name, pa.string()))
-    for name in spec.columns:
-        if name not in schema.names:
-            raise missing_column(uri, name, schema.names)
-        if schema.names.count(name) > 1:
-            raise column_given_twice(uri, name)
+    _check_names(schema.names, uri, spec)
     for name in spec.text_columns:
         dtype = stored_type(schema.field(name).type)
         if spec.messages is None and not _holds_text(dtype):
@@ -60,16 +57,39 @@ def check_table_columns(schema: pa.Schema, uri: str, spec: InputSpec) -> dict[st
         raise ConfigError(
             f"{uri}: input.id: column {spec.id!r} is {schema.field(spec.id).type}, not a plain value"
         )
-    return {name: stored_type(schema.field(name).type) for name in spec.keep}
+    kept = {name: stored_type(schema.field(name).type) for name in spec.keep}
+    for name, dtype in kept.items():
+        if not can_store(dtype):
+            raise ConfigError(
+                f"{uri}: input.keep: Parquet cannot hold column {name!r} ({dtype}); leave it out"
+            )
+    return kept
+
+
+def _check_names(names: Sequence[str], uri: str, spec: InputSpec) -> None:
+    for name in spec.columns:
+        if name not in names:
+            raise missing_column(uri, name, names)
+        if names.count(name) > 1:
+            raise column_given_twice(uri, name)
+
+
+def _storable(kept: dict[str, pa.DataType], uri: str) -> dict[str, pa.DataType]:
+    for name, dtype in kept.items():
+        if not can_store(dtype):
+            raise ConfigError(
+                f"{uri}: input.keep: Parquet cannot hold column {name!r} ({dtype}); leave it out"
+            )
+    return kept
 
 
 def stored_type(dtype: pa.DataType) -> pa.DataType:
     """How a kept column is stored: one type for all of Arrow's ways to hold text, or bytes.
 
-    Example: dictionary<string>, large_string and string_view -> string
+    Example: dictionary<string>, run-end encoded string, large_string and string_view -> string
     """
     t = pa.types
-    if t.is_dictionary(dtype):
+    if t.is_dictionary(dtype) or t.is_run_end_encoded(dtype):
         return stored_type(dtype.value_type)
     if t.is_string_view(dtype) or t.is_large_string(dtype):
         return pa.string()
@@ -88,4 +108,6 @@ def _has_text_form(dtype: pa.DataType) -> bool:
 
 def _holds_text(dtype: pa.DataType) -> bool:
     t = pa.types
+    if isinstance(dtype, pa.BaseExtensionType):
+        return _holds_text(stored_type(dtype.storage_type))
     return bool(t.is_string(dtype) or t.is_binary(dtype) or t.is_null(dtype))

@@ -47,6 +47,11 @@ def json_keys(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> list[str]:
             keys.update(dict.fromkeys(parse_object(strip_bom(line).decode(spec.encoding))))
         except ValueError:
             continue  # told of when the row is read
+    if kind_suffix(uri) == ".json" and head.strip() and not keys:
+        raise UnreadableFileError(
+            f"{uri}: no line of its beginning is a JSON object; rows are read from JSON Lines, one object a "
+            "line: jq -c . FILE.json > FILE.jsonl makes them"
+        )
     return [*keys, *partition_columns(uri, own=keys)] if keys else []
 
 

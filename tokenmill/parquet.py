@@ -199,6 +199,16 @@ def read_footer(file: IO[bytes], what: str) -> tuple[pa.Schema, pq.FileMetaData]
         return parquet.schema_arrow, parquet.metadata
 
 
+def can_store(dtype: pa.DataType) -> bool:
+    """Whether a Parquet file can hold a column of this type."""
+    try:
+        empty = pa.table({"column": pa.nulls(0, dtype)})
+        pq.write_table(empty, pa.BufferOutputStream())
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
+
+
 def part_footer(store: Store, name: str) -> tuple[pa.Schema, int]:
     """Schema and number of rows of a stored part.  Raises StoreError or DataError."""
     with store.open_file(name) as file, mapped(f"reading {store.uri}/{name}"):

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenmill import arrow_ipc, keys, parquet
-from tokenmill.columns import check_folder_columns, check_json_keys, check_table_columns
+from tokenmill.columns import check_json_keys, check_table_columns
 from tokenmill.corpus import (
     Corpus,
     Slice,
@@ -208,8 +208,6 @@ def _file_slices(
         with mapped(f"reading {file.uri}"), fs.open(path, "rb") as handle:
             types = check_table_columns(arrow_ipc.read_schema(handle, file.uri), file.uri, spec)
         return [Slice(file=file, text_bytes=file.size_bytes)], types
-    if file.format == "text":
-        check_folder_columns(file.uri, spec)
     text_bytes = file.size_bytes * (COMPRESSION_RATIO if file.compression else 1)
     return [Slice(file=file, text_bytes=text_bytes)], dict.fromkeys(spec.keep, pa.string())
 

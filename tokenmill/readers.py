@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenmill import arrow_ipc, parquet
-from tokenmill.columns import stored_type
+from tokenmill.columns import check_folder_columns, stored_type
 from tokenmill.corpus import Slice, SourceFile, size_and_version
 from tokenmill.csv_rows import csv_header, csv_rows
 from tokenmill.errors import DataError
 from tokenmill.job import InputSpec
 from tokenmill.json_rows import json_keys, json_rows
 from tokenmill.lines import CHUNK_BYTES, decompressed, iter_lines, strip_bom
+from tokenmill.magic import check_is_text
 from tokenmill.partitions import partition_columns
 from tokenmill.rows import (
     BATCH_BYTES,
@@ -147,11 +148,16 @@ def _gathered(few_rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _plain(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch without dictionaries, in pieces of about BATCH_BYTES; at least one."""
-    columns = [c.dictionary_decode() if isinstance(c, pa.DictionaryArray) else c for c in batch.columns]
-    plain = pa.record_batch(columns, names=batch.schema.names)
+    """The batch without dictionaries and runs, in pieces of about BATCH_BYTES; at least one."""
+    plain = pa.record_batch([_spelled_out(c) for c in batch.columns], names=batch.schema.names)
     step = max(1, len(plain) * BATCH_BYTES // max(plain.nbytes, 1))
     yield from (plain.slice(start, step) for start in range(0, max(len(plain), 1), step))
+
+
+def _spelled_out(column: pa.Array) -> pa.Array:
+    if isinstance(column, pa.DictionaryArray):
+        return column.dictionary_decode()
+    return pc.run_end_decode(column) if isinstance(column, pa.RunEndEncodedArray) else column
 
 
 def _rows_at_once(piece: Slice) -> int:
@@ -307,16 +313,27 @@ LINE_READERS: Mapping[str, Callable[[Iterable[bytes], Slice, InputSpec], Iterato
 
 
 def head_columns(file: SourceFile, spec: InputSpec, storage: StorageConfig) -> list[str]:
-    """Column names at the head of a CSV or JSONL file; none where that does not tell.
+    """Column names at the head of a file of lines; none where that does not tell.
 
     Raises UnreadableFileError, and for a CSV header InputNotFoundError and ConfigError.
     """
     fs, path = open_filesystem(file.uri, storage)
     with mapped(f"reading {file.uri}"), fs.open(path, "rb", block_size=CHUNK_BYTES) as opened:
-        return HEADS[file.format](decompressed(opened, file.uri, file.compression), file.uri, spec)
+        chunks = decompressed(opened, file.uri, file.compression)
+        first = next(chunks, b"")
+        check_is_text(first, file.uri)
+        return HEADS[file.format](itertools.chain([first], chunks), file.uri, spec)
+
+
+def _folder_columns(chunks: Iterable[bytes], uri: str, spec: InputSpec) -> list[str]:
+    """Of plain text, which has no others."""
+    del chunks
+    check_folder_columns(uri, spec)
+    return list(partition_columns(uri))
 
 
 HEADS: Mapping[str, Callable[[Iterable[bytes], str, InputSpec], list[str]]] = {
     "csv": csv_header,
     "jsonl": json_keys,
+    "text": _folder_columns,
 }

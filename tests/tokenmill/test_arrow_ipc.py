@@ -77,3 +77,26 @@ def test_damage_is_told_and_a_missing_column_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(DataError, match=r"a\.arrow: damaged"):
         read_all(InputSpec(uri=str(path)))
+
+
+WORDS = pa.array(["a", "a", "b"])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        WORDS.cast(pa.large_string()),
+        WORDS.cast(pa.string_view()),
+        WORDS.cast(pa.binary()),
+        WORDS.cast(pa.binary_view()),
+        WORDS.dictionary_encode(),
+        pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["a", "b"])),
+        pa.ExtensionArray.from_storage(pa.json_(), WORDS),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_every_arrow_type_that_holds_text(tmp_path: Path, column: pa.Array) -> None:
+    write(tmp_path / "in" / "a.arrow", pa.table({"text": column, "id": column}))
+    job = make_job(tmp_path, input={"id": "id"})
+    run_fake(job)
+    assert [row["id"] for row in published(job)] == ["a", "a", "b"]

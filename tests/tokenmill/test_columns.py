@@ -45,6 +45,12 @@ def test_an_id_must_be_a_plain_value() -> None:
         check(id="vec")
 
 
+def test_a_kept_column_that_parquet_cannot_hold_is_an_error() -> None:
+    union = pa.schema([("text", pa.string()), ("k", pa.dense_union([pa.field("a", pa.int64())]))])
+    with pytest.raises(ConfigError, match="Parquet cannot hold column 'k'"):
+        check_table_columns(union, "f.arrow", InputSpec(uri="f.arrow", keep=["k"]))
+
+
 def test_a_name_given_twice_is_an_error() -> None:
     doubled = pa.schema([("text", pa.string()), ("text", pa.int64())])
     with pytest.raises(ConfigError, match="two columns are named 'text'"):
@@ -61,6 +67,7 @@ def test_a_name_given_twice_is_an_error() -> None:
         (pa.binary_view(), pa.binary()),
         (pa.int8(), pa.int8()),
         (pa.dictionary(pa.int8(), pa.int64()), pa.int64()),
+        (pa.run_end_encoded(pa.int32(), pa.large_string()), pa.string()),
     ],
     ids=str,
 )

@@ -123,7 +123,7 @@ BAD_CSV = {
     b"one two three four five six": "too_long",
 }
 GOOD_TEXT = [b"good", b"", b"  ", b"null"]
-BAD_TEXT = {b"\xff\xfe": "undecodable", b"z" * 1100: "row_too_large", b"1 2 3 4 5 6": "too_long"}
+BAD_TEXT = {b"a\xff\xfe": "undecodable", b"z" * 1100: "row_too_large", b"1 2 3 4 5 6": "too_long"}
 GOOD_CELLS = [b"good", b"", "é".encode()]
 BAD_CELLS = {
     None: "null_text",
