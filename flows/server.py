@@ -10,6 +10,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from tokenmill.errors import TokenmillError
+
+START_TIMEOUT_S = 180
 
 QUIET = {
     "DO_NOT_TRACK": "1",
@@ -30,7 +35,10 @@ def quiet_environment(verbose: bool) -> None:
 
 @contextmanager
 def prefect_server() -> Iterator[float | None]:
-    """A server for the block; gives the seconds its start took, or None if one was there already."""
+    """A server for the block; gives the seconds its start took, or None if one was there already.
+
+    Raises TokenmillError if it does not come up.
+    """
     from prefect.server.api.server import SubprocessASGIServer
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -39,8 +47,8 @@ def prefect_server() -> Iterator[float | None]:
         return
     start = time.perf_counter()
     server = SubprocessASGIServer()  # type: ignore[no-untyped-call, unused-ignore]
-    server.start()
     try:
+        _start(server)
         with temporary_settings({PREFECT_API_URL: server.api_url}):
             try:
                 yield time.perf_counter() - start
@@ -48,6 +56,17 @@ def prefect_server() -> Iterator[float | None]:
                 _drain()
     finally:
         server.stop()
+
+
+def _start(server: Any) -> None:
+    """Subtle: Prefect itself waits 20 s, too short for the first start on a busy machine."""
+    try:
+        server.start(timeout=START_TIMEOUT_S)
+    except RuntimeError as exc:
+        raise TokenmillError(
+            f"Prefect's temporary server does not answer within {START_TIMEOUT_S} s; run again on a quieter "
+            "machine, or start one with `prefect server start` and name it in PREFECT_API_URL"
+        ) from exc
 
 
 def has_server() -> bool:
