@@ -16,6 +16,7 @@ from tokenmill.job import Job
 from tokenmill.limits import check_limits
 from tokenmill.manifest import read_manifest
 from tokenmill.plan import Plan
+from tokenmill.quantities import counted
 
 Summary = dict[str, Any]
 
@@ -28,7 +29,7 @@ def nothing_to_do(run: Run, plan: Plan, announce: bool = True) -> State[Summary]
     manifest = read_manifest(run.store)
     assert manifest is not None  # is_published() has seen it
     check_limits(manifest.counts, run.job.quality)
-    message = f"Nothing to do: {len(plan.shards)} shards are done and published in {run.store.uri}"
+    message = f"Nothing to do: {counted(len(plan.shards), 'shard')} done and published in {run.store.uri}"
     summary = {"nothing_to_do": True, "message": message, "output": run.store.uri}
     return _completed(run.job.name, manifest.counts.rows_rejected if announce else 0, message, summary)
 
@@ -38,7 +39,7 @@ def stage_state(run: Run, plan: Plan, stage: str, figures: Sequence[Mapping[str,
     summary = {**roll_up(figures, stage), "shards": len(plan.shards), "output": run.store.uri}
     if figures:
         log_throughput([summary], f"roll-up of {stage}, job {run.job.name}")
-    did = f"{len(figures)} shards done now, {len(plan.shards) - len(figures)} before"
+    did = f"{counted(len(figures), 'shard')} done now, {len(plan.shards) - len(figures)} before"
     return _completed(run.job.name, int(summary["rejects"]), f"{stage}: {did}", summary)
 
 
@@ -53,7 +54,7 @@ def final_state(
     ]
     log_throughput([*rows, published], f"roll-up of job {job.name}")
     log_summary(_markdown(job, summary))
-    message = f"{published['rows']:,} rows published, {published['rejects']:,} rejected"
+    message = f"{counted(published['rows'], 'row')} published, {published['rejects']:,} rejected"
     return _completed(job.name, int(published["rejects"]), message, dict(summary))
 
 

@@ -30,6 +30,7 @@ from rich.progress import (
 
 from tokenmill.plan import Plan, Shard, Todo
 from tokenmill.progress import Reporter, reporting_to
+from tokenmill.quantities import counted
 
 Style = Literal["log", "terminal", "none"]
 
@@ -67,7 +68,7 @@ def reporting(plan: Plan, todo: Todo) -> Iterator[None]:
             yield
     else:
         lines = _Lines(stages)
-        lines.say(f"{len(plan.shards)} shards, {done} done before")
+        lines.say(f"{counted(len(plan.shards), 'shard')}, {done} done before")
         with reporting_to(lines):
             yield
         lines.finish()
@@ -103,7 +104,7 @@ class _Stage:
 
     def describe(self) -> str:
         rate = f", {self.tokens / self.seconds:,.0f} tok/s" if self.seconds else ""
-        return f"{self.rows:,} rows, {self.tokens:,} tokens{rate}"
+        return f"{counted(self.rows, 'row')}, {counted(self.tokens, 'token')}{rate}"
 
     @property
     def left_s(self) -> float | None:

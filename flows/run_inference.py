@@ -15,6 +15,7 @@ from tasks.runs import job_data, open_run
 from tokenmill.errors import ConfigError
 from tokenmill.job import Job
 from tokenmill.plan import Todo
+from tokenmill.quantities import counted
 
 
 @flow(name="run-inference", flow_run_name="{job.name}", task_runner=bounded_runner(), persist_result=False)
@@ -34,7 +35,7 @@ def run_inference(job: Job) -> State[dict[str, Any]]:
     ready = tuple(shard for shard in todo.infer if shard.index not in unready)
     if unready and not ready:
         raise ConfigError(
-            f"{run.store.uri}: {len(unready)} shards are not tokenized; run `tokenmill tokenize` first"
+            f"{run.store.uri}: {counted(len(unready), 'shard')} not tokenized; run `tokenmill tokenize` first"
         )
     data = job_data(job)
     if ready:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tokenmill.quantities import seconds, size_bytes
+from tokenmill.quantities import counted, seconds, size_bytes
 
 Data = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ def show_plan(data: Data, console: Console) -> None:
     skipped = ", ".join(f"{n} {why}" for why, n in data["skipped"].items()) or "none"
     rate = data["infer_tokens_per_second"]
     rows = [
-        ("input", f"{data['files']:,} files, {size_bytes(data['text_bytes'])} of text"),
+        ("input", f"{counted(data['files'], 'file')}, {size_bytes(data['text_bytes'])} of text"),
         ("skipped files", skipped),
         (
             "shards",
@@ -62,14 +62,14 @@ def show_plan(data: Data, console: Console) -> None:
 def show_status(data: Data, console: Console) -> None:
     """The page of `tokenmill status`."""
     published = (
-        f"yes: {data['rows_published']:,} rows in {data['num_parts']:,} files, "
+        f"yes: {counted(data['rows_published'], 'row')} in {counted(data['num_parts'], 'file')}, "
         f"{data['rows_rejected']:,} rejected"
         if data["published"]
         else "no"
     )
     rows = [
-        ("tokenized", f"{data['num_tokenized']:,} of {data['num_shards']:,} shards"),
-        ("inferred", f"{data['num_inferred']:,} of {data['num_shards']:,} shards"),
+        ("tokenized", f"{data['num_tokenized']:,} of {counted(data['num_shards'], 'shard')}"),
+        ("inferred", f"{data['num_inferred']:,} of {counted(data['num_shards'], 'shard')}"),
         ("published", published),
         ("size", size_bytes(data["size_bytes"])),
         ("output", data["output"]),
@@ -79,7 +79,7 @@ def show_status(data: Data, console: Console) -> None:
 
 def show_verdict(data: Data, console: Console) -> None:
     """The page of `tokenmill verify`."""
-    checked = f"{data['files_checked']:,} files, {size_bytes(data['bytes_checked'])}"
+    checked = f"{counted(data['files_checked'], 'file')}, {size_bytes(data['bytes_checked'])}"
     rows = [
         ("shards", f"{data['num_done']:,} of {data['num_shards']:,} done"),
         ("published", "yes" if data["published"] else "no"),
@@ -98,7 +98,8 @@ def show_rejects(data: Data, console: Console) -> None:
         console.print(f"No rejects in {data['output']}", highlight=False)
     for reason, entry in data["reasons"].items():
         console.print(
-            f"[bold]{escape(reason)}[/bold]  {entry['rows']:,} rows ({entry['stage']})", highlight=False
+            f"[bold]{escape(reason)}[/bold]  {counted(entry['rows'], 'row')} ({entry['stage']})",
+            highlight=False,
         )
         for sample in entry["samples"]:
             own = f", id {sample['id']}" if sample["id"] is not None else ""
@@ -112,7 +113,7 @@ def show_rejects(data: Data, console: Console) -> None:
         if more:
             console.print(f"  and {more:,} more", style="dim", highlight=False)
     if "exported" in data:
-        console.print(f"{data['exported']:,} rows written to {escape(data['to'])}", highlight=False)
+        console.print(f"{counted(data['exported'], 'row')} written to {escape(data['to'])}", highlight=False)
     if "without_text" in data:
         told = f"{data['without_text']:,} of them without text: {data['problem']}"
         console.print(escape(told), highlight=False, soft_wrap=True)
@@ -161,22 +162,25 @@ def _unmet(gates: list[Data]) -> list[str]:
 
 def _account(counts: Data, rates: Data, skipped: Data | None) -> list[tuple[str, Any]]:
     rejects = ", ".join(f"{reason} {n:,}" for reason, n in counts["rejects"].items())
+    dropped = counted(counts["tokens_dropped"], "token")
     rows = [
         ("rows in", f"{counts['rows_in']:,}"),
         ("rows out", f"{counts['rows_out']:,}"),
         ("rows rejected", f"{counts['rows_rejected']:,}" + (f"  ({rejects})" if rejects else "")),
         ("tokens", f"{counts['tokens']:,}"),
-        ("truncated", f"{counts['rows_truncated']:,} rows, {counts['tokens_dropped']:,} tokens dropped"),
+        ("truncated", f"{counted(counts['rows_truncated'], 'row')}, {dropped} dropped"),
         ("unknown tokens", f"{counts['tokens_unknown']:,}  ({rates['unknown']:.2%})"),
     ]
     if counts["chars_unknown"]:
-        told = (
-            f"{rows[-1][1]}, {counts['chars_unknown']:,} characters in {counts['rows_with_unknown']:,} rows"
-        )
+        told = f"{rows[-1][1]}, {_in_rows(counts, 'chars_unknown', 'rows_with_unknown')}"
         rows[-1] = ("unknown tokens", told)
     found = [(title, tell(counts)) for name, title, tell in ODDITIES if counts[name]]
     passed_over = ", ".join(f"{n:,} {why}" for why, n in (skipped or {}).items())
     return [*rows, *found, *([("files passed over", passed_over)] if passed_over else [])]
+
+
+def _in_rows(counts: Data, chars: str, rows: str) -> str:
+    return f"{counted(counts[chars], 'character')} in {counted(counts[rows], 'row')}"
 
 
 # Shown only where there are any: the count, a title, and how it is told.
@@ -186,14 +190,14 @@ ODDITIES: tuple[tuple[str, str, Callable[[Data], str]], ...] = (
     (
         "rows_scrubbed",
         "replaced by U+FFFD",
-        lambda c: f"{c['chars_replaced']:,} characters in {c['rows_scrubbed']:,} rows",
+        lambda c: _in_rows(c, "chars_replaced", "rows_scrubbed"),
     ),
     (
         "rows_with_removed",
         "removed by normaliser",
-        lambda c: f"{c['chars_removed']:,} characters in {c['rows_with_removed']:,} rows",
+        lambda c: _in_rows(c, "chars_removed", "rows_with_removed"),
     ),
-    ("rows_with_special", "spell a special token", lambda c: f"{c['rows_with_special']:,} rows"),
+    ("rows_with_special", "spell a special token", lambda c: counted(c["rows_with_special"], "row")),
 )
 
 

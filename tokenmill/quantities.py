@@ -13,6 +13,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Example: (1, "row") -> "1 row", (1234, "row") -> "1,234 rows"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def short(number: float) -> str:
     """Three significant figures. Example: 1234567 -> "1.23M", 950 -> "950", 2.5 -> "2.5"."""
     for size, unit in THOUSANDS:

@@ -135,10 +135,10 @@ def test_a_job_is_run_resumed_verified_and_reported(corpus: Path, tmp_path: Path
     assert (counts["rows_in"], counts["rows_out"], counts["rejects"]) == (21, 20, {"null_text": 1})
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
     again = tokenmill("run", str(path))
-    assert "Nothing to do: 1 shards are done and published" in again.stdout
+    assert "Nothing to do: 1 shard done and published" in again.stdout
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()} == before
     assert tokenmill("verify", str(out)).returncode == 0
-    assert "1 of 1 shards" in tokenmill("status", str(out)).stdout
+    assert "1 of 1 shard" in tokenmill("status", str(out)).stdout
     report = tokenmill("report", str(out))
     assert report.returncode == 0
     assert "<svg" in (out / "report" / "index.html").read_text()

@@ -129,7 +129,7 @@ def test_a_finished_job_does_no_work_and_says_so(
     before, calls = files(tmp_path / "out"), len(backend.shapes)
     state = token_pipeline(make(run={"workers": 1, "gates": False}), return_state=True)
     assert state.message is not None
-    assert state.message.startswith("Nothing to do: 2 shards are done and published")
+    assert state.message.startswith("Nothing to do: 2 shards done and published")
     assert (files(tmp_path / "out"), len(backend.shapes)) == (before, calls)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmill.quantities import count, percent, seconds, short, significant, size_bytes
+from tokenmill.quantities import count, counted, percent, seconds, short, significant, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,10 @@ from tokenmill.quantities import count, percent, seconds, short, significant, si
 )
 def test_short_numbers_keep_three_figures(value: float, expected: str) -> None:
     assert short(value) == expected
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    assert [counted(n, "row") for n in (0, 1, 1234)] == ["0 rows", "1 row", "1,234 rows"]
 
 
 @pytest.mark.parametrize(
