@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from tokenmill.errors import ConfigError, UnknownKeyError
 from tokenmill.job_file import read_mapping
 from tokenmill.schemas import GROUP_FIGURES, RESERVED
+from tokenmill.uris import is_bucket, is_web
 
 MIB = 1024 * 1024
 
@@ -31,13 +32,16 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+SECRET_WORDS = ("signature=", "sig=", "token=", "secret=", "password=", "api_key=", "apikey=")
+
+
 def refuse_secrets(uri: str) -> None:
     """Raises PydanticCustomError for a URI that holds a password or a signature: jobs are shown."""
     parts = urlsplit(uri if "://" in uri else "")
-    if parts.password or any(word in parts.query.lower() for word in ("signature=", "sig=", "token=")):
-        raise PydanticCustomError(
-            "secret", "must not hold a password or signature; use a storage block or the environment"
-        )
+    named = parts.password or (parts.username and is_web(uri))
+    if named or any(word in parts.query.lower() for word in SECRET_WORDS):
+        instead = "download the file" if is_web(uri) else "use a storage block or the environment"
+        raise PydanticCustomError("secret", f"must not hold a password or signature; {instead}")
 
 
 def template_columns(template: str) -> list[str]:
@@ -52,7 +56,7 @@ def template_columns(template: str) -> list[str]:
 
 
 class StorageSpec(Spec):
-    """Where a bucket is and which saved credentials open it. Holds no secret itself."""
+    """Where an S3 bucket is and which saved credentials open it. Holds no secret itself."""
 
     block: str | None = Field(None, description="Name of a saved tokenmill-storage block.")
     endpoint_url: str | None = Field(None, description="S3 endpoint, if not the default one.")
@@ -64,6 +68,16 @@ class StorageSpec(Spec):
     def _endpoint_holds_no_secret(cls, value: str | None) -> str | None:
         refuse_secrets(value or "")
         return value
+
+
+def _storage_fits(uris: list[str], storage: StorageSpec) -> None:
+    """Raises ValueError for a setting that would have no effect: they are S3's."""
+    fields = StorageSpec.model_fields
+    set_here = [name for name, field in fields.items() if getattr(storage, name) != field.default]
+    if set_here and not any(is_bucket(uri) for uri in uris):
+        raise ValueError(
+            f"storage.{set_here[0]}: is for s3:// only; remove it, {', '.join(uris)} is opened without"
+        )
 
 
 class CsvSpec(Spec):
@@ -94,7 +108,7 @@ class InputSpec(Spec):
     """The corpus: where it is and which columns matter."""
 
     uri: str | list[str] = Field(
-        description="File, folder, glob or list of them; a local path or any fsspec URL."
+        description="File, folder, glob or list of them; a local path, s3://, gs://, az:// or http(s)://."
     )
     format: Format = Field("auto", description="auto goes by each file's name.")
     text: str | list[str] = Field(
@@ -136,6 +150,10 @@ class InputSpec(Spec):
     storage: StorageSpec = StorageSpec()
 
     @property
+    def uris(self) -> list[str]:
+        return [self.uri] if isinstance(self.uri, str) else self.uri
+
+    @property
     def text_columns(self) -> list[str]:
         """Columns that a row's text is made from, the second text of a pair last."""
         if self.messages is not None:
@@ -157,6 +175,11 @@ class InputSpec(Spec):
             raise ValueError("messages: stands in place of text, template and pair; remove those")
         if self.template is not None and set(template_columns(self.template)) != set(names):
             raise ValueError(f"template: must hold each column of text once in braces: {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _storage_is_used(self) -> InputSpec:
+        _storage_fits(self.uris, self.storage)
         return self
 
     @field_validator("uri")
@@ -248,6 +271,11 @@ class OutputSpec(Spec):
     def _uri_holds_no_secret(cls, value: str) -> str:
         refuse_secrets(value)
         return value
+
+    @model_validator(mode="after")
+    def _storage_is_used(self) -> OutputSpec:
+        _storage_fits([self.uri], self.storage)
+        return self
 
 
 class AggregateSpec(Spec):

@@ -154,11 +154,41 @@ def test_a_job_cannot_be_changed_in_place(tmp_path: Path) -> None:
     [
         {"input": {"uri": "https://me:hunter2@host/a.parquet"}},
         {"input": {"uri": ["a.parquet", "https://host/b.parquet?X-Amz-Signature=hunter2"]}},
+        {"input": {"uri": "https://hunter2@host/a.parquet"}},
+        {"input": {"uri": "https://host/b.parquet?v=1&Secret=hunter2"}},
         {"output": {"uri": "https://me:hunter2@host/out"}},
-        {"input": {"uri": "a.parquet", "storage": {"endpoint_url": "https://me:hunter2@host"}}},
+        {"input": {"uri": "s3://b/a.parquet", "storage": {"endpoint_url": "https://me:hunter2@host"}}},
     ],
 )
 def test_a_secret_in_a_uri_is_refused_and_not_repeated(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must not hold a password or signature") as caught:
         make_job(tmp_path, **changes)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "uri"),
+    [
+        ("input", "in/a.parquet"),
+        ("input", ["https://host/a.parquet", "b.parquet"]),
+        ("input", "gs://bucket/a.parquet"),
+        ("output", "out"),
+        ("output", "az://box/out"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("endpoint_url", "http://x"), ("region", "eu"), ("anon", True), ("block", "bucket")],
+)
+def test_a_bucket_setting_that_would_have_no_effect_is_an_error(
+    section: str, uri: str | list[str], name: str, value: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}: storage\.{name}: is for s3:// only; remove it, "):
+        make_job(tmp_path, **{section: {"uri": uri, "storage": {name: value}}})
+    spelled_out = {"block": None, "endpoint_url": None, "region": None, "anon": False}
+    make_job(tmp_path, **{section: {"uri": uri, "storage": spelled_out}})
+
+
+def test_bucket_settings_hold_for_the_buckets_of_a_list(tmp_path: Path) -> None:
+    job = make_job(tmp_path, input={"uri": ["a.parquet", "s3://b/c.parquet"], "storage": {"region": "eu"}})
+    assert job.input.storage.region == "eu"

@@ -55,15 +55,9 @@ RESULTS = {
 }
 NOTHING = {
     "name": "another-name",
-    "input.storage.endpoint_url": "http://x",
-    "input.storage.region": "r",
-    "input.storage.anon": True,
     "inference.device": "cpu",
     "inference.trust_remote_code": True,
     "output.target_part_bytes": 5,
-    "output.storage.endpoint_url": "http://x",
-    "output.storage.region": "r",
-    "output.storage.anon": True,
     "aggregate.group_by": [],
     "quality.max_reject_rate": 0.5,
     "quality.max_unknown_rate": 0.5,
@@ -79,6 +73,7 @@ NOTHING = {
     "run.gates": False,
     "run.overlap": True,
 }
+STORAGE = {"endpoint_url": "http://x", "region": "r", "anon": True}
 # Tested one by one below, or with one value only.
 ELSEWHERE = {
     "input.uri",
@@ -90,6 +85,8 @@ ELSEWHERE = {
     "inference.block",
     "input.storage.block",
     "output.storage.block",
+    *(f"input.storage.{name}" for name in STORAGE),
+    *(f"output.storage.{name}" for name in STORAGE),
     "inference.task",
     "input.messages",
     "tokenizer.add_generation_prompt",
@@ -153,6 +150,16 @@ def test_what_changes_results_changes_their_key_and_keeps_the_tokens(job: Job, p
 @pytest.mark.parametrize(("path", "value"), NOTHING.items())
 def test_what_changes_only_speed_or_limits_changes_no_key(job: Job, path: str, value: Any) -> None:
     assert plan_of(job) == plan_of(changed(job, path, value))
+
+
+@pytest.mark.parametrize("section", ["input", "output"])
+def test_how_a_bucket_is_opened_changes_no_key(job: Job, section: str) -> None:
+    before, part = plan_of(job), getattr(job, section)
+    for name, value in STORAGE.items():
+        # Without validation: a job refuses them for the local files of this test.
+        storage = part.storage.model_copy(update={name: value})
+        update = {section: part.model_copy(update={"storage": storage})}
+        assert plan_of(job.model_copy(update=update)) == before
 
 
 def test_another_model_changes_results_even_under_the_same_name(job: Job, tmp_path: Path) -> None:
