@@ -1,9 +1,9 @@
 """tokenmill: a corpus goes through a transformer model, and every row is accounted for.
 
 From the ground up:
-    errors, schemas, job_file, job, keys            what is said
+    errors, schemas, uris, job_file, job, keys      what is said
     batches, cut, accounting, schedule              what is decided; pure, no I/O, no torch
-    store, parquet, lines, texts, partitions, rows  what is read and written
+    store, web, parquet, lines, texts, partitions, rows  what is read and written
     arrow_ipc, json_rows, csv_rows, readers, corpus ... row by row, file by file
     special_text, removed, tokenizer, chat          what makes ids of a text
     backend, torch_backend, model_files             what computes

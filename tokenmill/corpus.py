@@ -16,10 +16,11 @@ from typing import Any
 
 import fsspec
 
-from tokenmill.errors import ConfigError, InputNotFoundError
+from tokenmill.errors import ConfigError, InputNotFoundError, StoreError
 from tokenmill.job import InputSpec
 from tokenmill.partitions import is_partition
 from tokenmill.store import StorageConfig, is_local, mapped, open_filesystem
+from tokenmill.uris import is_web, path_of
 
 SUFFIXES: Mapping[str, str] = {
     ".parquet": "parquet",
@@ -94,7 +95,7 @@ def find_corpus(spec: InputSpec, storage: StorageConfig) -> Corpus:
     over and counted; files of unknown kinds are so in globs too.
     Raises InputNotFoundError, or ConfigError for a file whose format cannot be told.
     """
-    uris = [spec.uri] if isinstance(spec.uri, str) else spec.uri
+    uris = spec.uris
     if not uris:
         raise InputNotFoundError("input.uri: an empty list; name at least one file or folder")
     files: dict[str, SourceFile] = {}
@@ -133,6 +134,8 @@ def _tell(skipped: Mapping[str, int]) -> str:
 def _expand(uri: str, fmt: str, storage: StorageConfig) -> tuple[list[SourceFile], Counter[str]]:
     """Files that one entry of input.uri names. A name that exists is literal, never a glob."""
     fs, path = open_filesystem(uri, storage)
+    if is_web(uri):
+        _refuse_listing(uri, fmt)
     with mapped(f"input.uri: listing {uri}"):
         info = _info(fs, path)
         if info is not None and info["type"] != "directory":
@@ -140,7 +143,7 @@ def _expand(uri: str, fmt: str, storage: StorageConfig) -> tuple[list[SourceFile
         if info is not None:
             inside = _local_files(path) if is_local(fs) else fs.find(path, detail=True).values()
             return _from_folder(fs, inside, fmt, path)
-        if any(mark in path for mark in "*?["):
+        if any(mark in path for mark in "*?[") and not is_web(uri):
             entries = [e for e in fs.glob(path, detail=True).values() if not _is_folder(e)]
             if not entries:
                 raise InputNotFoundError(f"input.uri: no file matches {uri}")
@@ -148,6 +151,13 @@ def _expand(uri: str, fmt: str, storage: StorageConfig) -> tuple[list[SourceFile
             skipped = Counter({UNKNOWN_KIND: len(entries) - len(known)})
             return [_source_file(fs, entry, fmt, uri) for entry in known], +skipped
     raise InputNotFoundError(f"input.uri: {uri} does not exist")
+
+
+def _refuse_listing(uri: str, fmt: str) -> None:
+    """Raises ConfigError for a folder or glob behind HTTP: index pages are made for people."""
+    path = path_of(uri)
+    if any(mark in path for mark in "*[") or (fmt == "auto" and path.endswith("/")):
+        raise ConfigError(f"input.uri: {uri}: HTTP has no listings of folders; name each file")
 
 
 def _info(fs: fsspec.AbstractFileSystem, path: str) -> dict[str, Any] | None:
@@ -237,7 +247,7 @@ def kind_suffix(name: str) -> str:
 
     Example: "dir/a.TSV.gz" -> ".tsv"
     """
-    suffixes = [s.lower() for s in PurePosixPath(name).suffixes]
+    suffixes = [s.lower() for s in PurePosixPath(path_of(name)).suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
     return suffixes[-1] if suffixes else ""
@@ -258,12 +268,13 @@ def _source_file(
             "set input.format to parquet, arrow, jsonl, csv or text"
         )
     size, version = size_and_version(fs, entry)
+    suffix = PurePosixPath(path_of(path)).suffix.lower()
     return SourceFile(
         uri=os.path.abspath(path) if is_local(fs) else fs.unstrip_protocol(path),
         size_bytes=size,
         version=version,
         format=actual,
-        compression=COMPRESSIONS.get(PurePosixPath(path).suffix.lower()) if actual not in TABLES else None,
+        compression=COMPRESSIONS.get(suffix) if actual not in TABLES else None,
     )
 
 
@@ -272,6 +283,8 @@ def size_and_version(fs: fsspec.AbstractFileSystem, entry: Mapping[str, Any]) ->
     if is_local(fs):
         stat = Path(str(entry["name"])).stat()
         return stat.st_size, f"mtime:{stat.st_mtime_ns}"
+    if entry["size"] is None:
+        raise StoreError(f"{entry['name']}: the server does not tell its size; download the file and name it")
     return int(entry["size"]), _remote_version(entry)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from urllib.parse import unquote
 
+from tokenmill.uris import path_of
+
 NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -20,7 +22,8 @@ def partition_columns(uri: str, own: Iterable[str] = ()) -> dict[str, str | None
 
     Example: "s3://b/year=2020/city=A%20b/a.parquet" -> {"year": "2020", "city": "A b"}
     """
-    folders = PurePosixPath(uri.partition("://")[2] or uri).parent.parts
+    path = path_of(uri)
+    folders = PurePosixPath(path.partition("://")[2] or path).parent.parts
     pairs = (folder.partition("=") for folder in folders if is_partition(folder))
     values = {unquote(name): None if value == NULL else unquote(value) for name, _, value in pairs}
     taken = set(own)

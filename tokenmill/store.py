@@ -8,6 +8,7 @@ It does not know Parquet (see `tokenmill.parquet`) nor what the files mean.
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import platform
 import shutil
@@ -26,11 +27,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 from tokenmill.errors import ConfigError, OutputError, StoreError, StoreUnavailableError, TokenmillError
 from tokenmill.job import StorageSpec
+from tokenmill.uris import BUCKETS, CLOUDS, EXTRAS, PACKAGES, WEB, is_web, protocol_of
 
 SCRATCH = ".tmp"
-BUCKETS = ("s3", "s3a")
 S3_ATTEMPTS, S3_CONNECT_S, S3_READ_S = 8, 20, 60
-LITERAL = (*BUCKETS, "file", "local", "memory")
+LITERAL = (*BUCKETS, *CLOUDS, "file", "local", "memory")
 
 TRANSIENT_ERRNO = frozenset(
     {errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET}
@@ -44,7 +45,10 @@ TRANSIENT_CLASSES = frozenset(
     | {"HTTPClientError", "ConnectionError", "EndpointConnectionError"}  # botocore
     | {"ReadTimeoutError", "ConnectTimeoutError", "IncompleteReadError", "ResponseStreamingError"}
     | {"ConnectionClosedError", "FSTimeoutError"}
+    | {"ServiceRequestError", "ServiceResponseError", "TransportError"}  # azure.core, google.auth
 )
+FOREIGN = frozenset({"botocore", "aiobotocore", "aiohttp", "fsspec", "gcsfs", "google", "azure"})
+REFUSING_STATUS, BUSY_STATUS, FIRST_SERVER_FAULT = (401, 403, 407), (408, 425, 429), 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +84,9 @@ def map_error(exc: BaseException, what: str) -> TokenmillError:
         return StoreError(
             f"{what}: the storage refuses the credentials ({code}); check key, secret and rights"
         )
+    status = _http_status(exc)
+    if status is not None:
+        return _status_error(status, str(getattr(exc, "message", "")).partition("\n")[0], what)
     names = {cls.__name__ for cls in type(exc).__mro__}
     if isinstance(exc, ConnectionError | TimeoutError) or names & TRANSIENT_CLASSES:
         return StoreUnavailableError(detail)
@@ -114,10 +121,25 @@ def _answer_code(exc: BaseException) -> str | None:
     return None
 
 
+def _http_status(exc: BaseException) -> int | None:
+    """What a server answered, as aiohttp, azure.core and gcsfs tell it."""
+    told = (getattr(exc, name, None) for name in ("status", "status_code", "code"))
+    return next((int(status) for status in told if isinstance(status, int)), None)
+
+
+def _status_error(status: int, message: str, what: str) -> StoreError:
+    """Subtle: the text of aiohttp's error is left out; it holds the URL that a redirect has signed."""
+    if status in REFUSING_STATUS:
+        return StoreError(f"{what}: access is refused (HTTP {status}); check the credentials and rights")
+    may_pass = status in BUSY_STATUS or status >= FIRST_SERVER_FAULT
+    kind = StoreUnavailableError if may_pass else StoreError
+    return kind(f"{what}: HTTP {status} {message}".rstrip())
+
+
 def is_storage_error(exc: Exception) -> bool:
-    """Whether it comes from the operating system, fsspec, botocore or aiohttp."""
+    """Whether it comes from the operating system, fsspec or a library that fsspec calls."""
     modules = {cls.__module__.partition(".")[0] for cls in type(exc).__mro__}
-    return isinstance(exc, OSError) or bool(modules & {"botocore", "aiobotocore", "aiohttp", "fsspec"})
+    return isinstance(exc, OSError) or bool(modules & FOREIGN)
 
 
 def open_filesystem(uri: str, config: StorageConfig) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -125,7 +147,43 @@ def open_filesystem(uri: str, config: StorageConfig) -> tuple[fsspec.AbstractFil
 
     Example: "s3://bucket/a#b.parquet" -> (S3FileSystem, "bucket/a#b.parquet"): keys are literal.
     """
-    protocol = uri.split("://", 1)[0] if "://" in uri else "file"
+    protocol = protocol_of(uri)
+    _check_extra(uri, protocol)
+    try:
+        if protocol in WEB:
+            from tokenmill.web import WebFiles
+
+            return WebFiles(), uri
+        if protocol not in LITERAL:
+            return fsspec.core.url_to_fs(uri)  # type: ignore[no-any-return]
+        # Subtle: url_to_fs takes "a::b" for a chain of file systems; here it is a name.
+        fs = fsspec.filesystem(protocol, **_options(protocol, config))
+        return fs, str(fs._strip_protocol(uri))
+    except ImportError as exc:
+        raise ConfigError(f"{uri}: cannot be opened: {exc}") from exc
+    except ValueError as exc:
+        known = ", ".join([*BUCKETS, *EXTRAS])
+        raise ConfigError(
+            f"{uri}: cannot be opened: {exc} (known: local paths, {known}, and what fsspec has)"
+        ) from exc
+
+
+def _check_extra(uri: str, protocol: str) -> None:
+    """Raises ConfigError for a URI that needs a package which is not installed, or an account."""
+    extra = EXTRAS.get(protocol)
+    if extra and importlib.util.find_spec(PACKAGES[extra]) is None:
+        raise ConfigError(f"{uri}: needs the {extra} extra: pip install 'tokenmill[{extra}]'")
+    if extra == "azure" and "@" in uri.split("/")[2]:
+        raise ConfigError(
+            f"{uri}: write {protocol}://CONTAINER/PATH, and the account into AZURE_STORAGE_ACCOUNT_NAME"
+        )
+
+
+def _options(protocol: str, config: StorageConfig) -> dict[str, Any]:
+    if protocol in CLOUDS:
+        return {"use_listings_cache": False}
+    if protocol not in BUCKETS:
+        return {}
     # Subtle: "standard" waits between retries with jitter; the default of botocore gives up sooner.
     patience = {
         "retries": {"mode": "standard", "max_attempts": S3_ATTEMPTS},
@@ -133,15 +191,7 @@ def open_filesystem(uri: str, config: StorageConfig) -> tuple[fsspec.AbstractFil
         "read_timeout": S3_READ_S,
     }
     fresh = {"use_listings_cache": False, "default_fill_cache": False, "config_kwargs": patience}
-    bucket = {**fresh, **config.options}
-    try:
-        if protocol not in LITERAL:
-            return fsspec.core.url_to_fs(uri)  # type: ignore[no-any-return]
-        # Subtle: url_to_fs takes "a::b" for a chain of file systems; here it is a name.
-        fs = fsspec.filesystem(protocol, **(bucket if protocol in BUCKETS else {}))
-        return fs, str(fs._strip_protocol(uri))
-    except (ValueError, ImportError) as exc:
-        raise ConfigError(f"{uri}: cannot be opened: {exc}") from exc
+    return {**fresh, **config.options}
 
 
 def is_local(fs: fsspec.AbstractFileSystem) -> bool:
@@ -158,7 +208,9 @@ class Store:
 
     @classmethod
     def open(cls, uri: str, config: StorageConfig | None = None) -> Store:
-        """Raises ConfigError for a URI that names no known kind of storage."""
+        """Raises ConfigError for a URI that names no known kind of storage, or one that is read-only."""
+        if is_web(uri):
+            raise ConfigError(f"{uri}: HTTP can be read only; an output is a folder or in a bucket")
         fs, path = open_filesystem(uri, config or StorageConfig())
         return cls(fs, path.rstrip("/"), uri.rstrip("/"))
 

@@ -185,8 +185,58 @@ def test_bucket_keys_are_literal_and_listings_are_not_cached() -> None:
 
 
 def test_an_unknown_kind_of_storage_is_a_mistake_in_the_job() -> None:
-    with pytest.raises(ConfigError, match="nowhere://x: cannot be opened"):
+    with pytest.raises(ConfigError, match=r"nowhere://x: cannot be opened: .*\(known: local paths, s3, .*gs"):
         Store.open("nowhere://x")
+
+
+@pytest.mark.parametrize(
+    ("uri", "extra", "module"),
+    [
+        ("gs://bucket/x", "gcs", "gcsfs"),
+        ("gcs://bucket/x", "gcs", "gcsfs"),
+        ("az://box/x", "azure", "adlfs"),
+        ("abfs://box/x", "azure", "adlfs"),
+        ("abfss://box/x", "azure", "adlfs"),
+        ("http://host/x", "http", "aiohttp"),
+        ("https://host/x", "http", "aiohttp"),
+    ],
+)
+def test_a_missing_package_is_named_by_its_extra(
+    uri: str, extra: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError) as caught:
+        open_filesystem(uri, StorageConfig())
+    assert str(caught.value) == f"{uri}: needs the {extra} extra: pip install 'tokenmill[{extra}]'"
+
+
+class CloudFiles(fsspec.AbstractFileSystem):
+    """Stands for gcsfs and adlfs."""
+
+    protocol = ("gs", "gcs", "az", "abfs", "abfss")
+
+
+@pytest.fixture
+def clouds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the packages were installed."""
+    monkeypatch.setitem(sys.modules, "gcsfs", fsspec)
+    monkeypatch.setitem(sys.modules, "adlfs", fsspec)
+    monkeypatch.setattr(fsspec, "filesystem", lambda protocol, **options: CloudFiles(**options))
+
+
+@pytest.mark.usefixtures("clouds")
+@pytest.mark.parametrize("protocol", CloudFiles.protocol)
+def test_clouds_are_opened_without_listing_caches_and_names_are_literal(protocol: str) -> None:
+    fs, path = open_filesystem(f"{protocol}://b/a::b#1", StorageConfig())
+    assert (path, fs.storage_options) == ("b/a::b#1", {"use_listings_cache": False})
+
+
+@pytest.mark.usefixtures("clouds")
+def test_the_account_of_azure_is_not_part_of_a_uri() -> None:
+    with pytest.raises(
+        ConfigError, match=r"write abfss://CONTAINER/PATH, and the account into AZURE_STORAGE"
+    ):
+        open_filesystem("abfss://box@account.example/x", StorageConfig())
 
 
 def test_an_output_below_a_file_cannot_be_made(tmp_path: Path) -> None:
@@ -246,6 +296,44 @@ def test_what_may_pass_is_unavailable(exc: Exception) -> None:
 def test_what_will_not_pass_is_not_retried(exc: Exception) -> None:
     assert type(map_error(exc, "reading x")) is StoreError
     assert is_storage_error(exc)
+
+
+def foreign(module: str, name: str, **told: object) -> Exception:
+    """An error of a library that is not installed here."""
+    return type(name, (Exception,), {"__module__": module, **told})("text")
+
+
+@pytest.mark.parametrize(
+    ("exc", "kind", "message"),
+    [
+        (foreign("azure.core.exceptions", "ServiceRequestError"), StoreUnavailableError, "ServiceRequestErr"),
+        (foreign("google.auth.exceptions", "TransportError"), StoreUnavailableError, "TransportError: text"),
+        (
+            foreign("gcsfs.retry", "HttpError", code=503, message="busy"),
+            StoreUnavailableError,
+            "HTTP 503 busy",
+        ),
+        (foreign("gcsfs.retry", "HttpError", code=400, message="bad"), StoreError, "HTTP 400 bad"),
+        (
+            foreign("azure.core.exceptions", "HttpResponseError", status_code=503, message="busy\nRequestId"),
+            StoreUnavailableError,
+            "HTTP 503 busy",
+        ),
+        (
+            foreign("azure.core.exceptions", "ClientAuthenticationError", status_code=403, message="no"),
+            StoreError,
+            r"access is refused \(HTTP 403\); check the credentials and rights",
+        ),
+        (foreign("google.auth.exceptions", "DefaultCredentialsError"), StoreError, "CredentialsError: text"),
+    ],
+)
+def test_errors_of_other_clouds_have_a_place_in_the_table(
+    exc: Exception, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(StoreError, match=f"reading x: .*{message}") as caught, mapped("reading x"):
+        raise exc
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("code", sorted(ERROR_CODE_TO_EXCEPTION))
