@@ -122,7 +122,9 @@ def _read(store: Store, name: str) -> dict[str, Any] | None:
     try:
         return json.loads(raw)  # type: ignore[no-any-return]
     except ValueError as exc:
-        raise DataError(f"{store.uri}/{name}: not readable as JSON: {exc}; delete it and run again") from exc
+        # Without job.json the folder would be nobody's, and refused.
+        remedy = "choose another folder" if name == JOB_FILE else "delete it and run again"
+        raise DataError(f"{store.uri}/{name}: not readable as JSON: {exc}; {remedy}") from exc
 
 
 def check_owner(store: Store, job: Job) -> None:

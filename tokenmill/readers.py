@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenmill import arrow_ipc, parquet
 from tokenmill.columns import check_folder_columns, stored_type
-from tokenmill.corpus import Slice, SourceFile, size_and_version
+from tokenmill.corpus import Slice, SourceFile
 from tokenmill.csv_rows import csv_header, csv_rows
 from tokenmill.errors import DataError
 from tokenmill.job import InputSpec
@@ -38,10 +38,11 @@ from tokenmill.rows import (
     plain_json,
     row_columns,
 )
+from tokenmill.source_file import open_source
 from tokenmill.store import StorageConfig, mapped, open_filesystem
 from tokenmill.texts import printable_cell
 
-RANGE_BYTES = 8 << 20
+RANGE_BYTES = 8 << 20  # at most so much is fetched at once of a range of lines
 READ_ROWS = 128
 
 
@@ -50,49 +51,31 @@ def read_slice(piece: Slice, spec: InputSpec, storage: StorageConfig) -> Iterato
 
     Raises UnreadableFileError or DataError for a damaged file, StoreError for failing storage.
     """
-    uri = piece.file.uri
-    fs, path = open_filesystem(uri, storage)
-    with mapped(f"reading {uri}"):
-        _check_unchanged(fs, path, piece)
-        if piece.file.format in LINE_READERS:
-            chunks = _whole_file(fs, path, piece) if piece.first_byte is None else _lines(fs, path, piece)
-            yield from LINE_READERS[piece.file.format](chunks, piece, spec)
-            return
-        with fs.open(path, "rb") as file:
+    size = None if piece.num_bytes is None else min(piece.num_bytes, RANGE_BYTES)
+    with open_source(piece.file, storage, size) as file:
+        if piece.file.format in TABLE_READERS:
             yield from TABLE_READERS[piece.file.format](file, piece, spec)
+            return
+        whole = piece.first_byte is None
+        chunks = decompressed(file, piece.file.uri, piece.file.compression) if whole else _lines(file, piece)
+        yield from LINE_READERS[piece.file.format](chunks, piece, spec)
 
 
-def _whole_file(fs: Any, path: str, piece: Slice) -> Iterator[bytes]:
-    with fs.open(path, "rb") as file:
-        yield from decompressed(file, piece.file.uri, piece.file.compression)
-
-
-def _lines(fs: Any, path: str, piece: Slice) -> Iterator[bytes]:
+def _lines(file: IO[bytes], piece: Slice) -> Iterator[bytes]:
     """The bytes of a range of whole lines.  Raises DataError where its borders are no line ends."""
     assert piece.first_byte is not None
     assert piece.num_bytes is not None
     start, stop = piece.first_byte, piece.first_byte + piece.num_bytes
     edge, size = max(start - 1, 0), piece.file.size_bytes
-    for at in range(edge, stop, RANGE_BYTES):
-        end = min(at + RANGE_BYTES, stop)
-        data = fs.cat_file(path, start=at, end=end)
+    file.seek(edge)
+    for at in range(edge, stop, CHUNK_BYTES):
+        end = min(at + CHUNK_BYTES, stop)
+        data = file.read(end - at)
         starts_well = at > edge or start == 0 or data.startswith(b"\n")
         ends_well = end < stop or stop == size or data.endswith(b"\n")
-        if len(data) != end - at or not (starts_well and ends_well):
+        if not (starts_well and ends_well):
             raise DataError(f"{piece.file.uri}: changed while the job ran; run the job again")
         yield data[start - edge :] if at == edge else data
-
-
-def _check_unchanged(fs: Any, path: str, piece: Slice) -> None:
-    """Raises DataError if the file was replaced after the job was planned."""
-    planned = piece.file
-    size, version = size_and_version(fs, fs.info(path))
-    same_kind = version.split(":")[0] == planned.version.split(":")[0]
-    if size != planned.size_bytes or (same_kind and version != planned.version):
-        raise DataError(
-            f"{planned.uri}: changed while the job ran ({planned.size_bytes} bytes and {planned.version} "
-            f"when planned, {size} bytes and {version} now); run the job again"
-        )
 
 
 # --- Parquet -------------------------------------------------------------------------------------

@@ -25,7 +25,14 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from tokenmill.errors import ConfigError, OutputError, StoreError, StoreUnavailableError, TokenmillError
+from tokenmill.errors import (
+    ConfigError,
+    DataError,
+    OutputError,
+    StoreError,
+    StoreUnavailableError,
+    TokenmillError,
+)
 from tokenmill.job import StorageSpec
 from tokenmill.uris import BUCKETS, CLOUDS, EXTRAS, PACKAGES, WEB, is_web, protocol_of
 
@@ -39,13 +46,16 @@ TRANSIENT_ERRNO = frozenset(
     | {getattr(errno, "EREMOTEIO", errno.EIO)}  # s3fs: 500 InternalError
 )
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
-REFUSED = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AccessDenied"})
+EXPIRED_HEAD = "400"  # S3's answer to a HEAD with an expired token; it has no body that could say more
+REFUSED = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AccessDenied", "403"})
+CHANGED = frozenset({"PreconditionFailed", "412"})
 TRANSIENT_CLASSES = frozenset(
     {"ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"}  # aiohttp
     | {"HTTPClientError", "ConnectionError", "EndpointConnectionError"}  # botocore
     | {"ReadTimeoutError", "ConnectTimeoutError", "IncompleteReadError", "ResponseStreamingError"}
     | {"ConnectionClosedError", "FSTimeoutError"}
     | {"ServiceRequestError", "ServiceResponseError", "TransportError"}  # azure.core, google.auth
+    | {"FlexibleChecksumError", "ResponseParserError"}  # botocore: a body that was damaged on its way
 )
 FOREIGN = frozenset({"botocore", "aiobotocore", "aiohttp", "fsspec", "gcsfs", "google", "azure"})
 REFUSING_STATUS, BUSY_STATUS, FIRST_SERVER_FAULT = (401, 403, 407), (408, 425, 429), 500
@@ -88,6 +98,13 @@ def map_error(exc: BaseException, what: str) -> TokenmillError:
     if status is not None:
         return _status_error(status, str(getattr(exc, "message", "")).partition("\n")[0], what)
     names = {cls.__name__ for cls in type(exc).__mro__}
+    if code in CHANGED or "FileExpired" in names:
+        return DataError(f"{what}: changed while the job ran; run the job again")
+    if code == EXPIRED_HEAD:
+        return StoreUnavailableError(
+            f"{what}: the storage answers 400 and does not say why; if the credentials have expired, renew "
+            "them and run again: finished shards are kept"
+        )
     if isinstance(exc, ConnectionError | TimeoutError) or names & TRANSIENT_CLASSES:
         return StoreUnavailableError(detail)
     if isinstance(exc, OSError) and exc.errno in TRANSIENT_ERRNO:
@@ -107,7 +124,7 @@ def mapped(what: str) -> Iterator[None]:
     except Exception as exc:
         if not is_storage_error(exc):
             raise
-        if _answer_code(exc) in EXPIRED:
+        if _answer_code(exc) in {*EXPIRED, EXPIRED_HEAD}:
             fsspec.get_filesystem_class("s3").clear_instance_cache()  # a retry opens a new session
         raise map_error(exc, what) from exc
 
@@ -281,9 +298,9 @@ class Store:
     def _publish(self, scratch: Path, name: str) -> None:
         if not is_local(self.fs):
             self.fs.put_file(str(scratch), self.path(name))
-            sent, arrived = scratch.stat().st_size, int(self.fs.info(self.path(name))["size"])
+            sent, arrived = scratch.stat().st_size, self._size_of(name)
             if sent != arrived:
-                raise StoreUnavailableError(f"{self.uri}/{name}: {arrived} of {sent} bytes arrived")
+                raise StoreUnavailableError(f"{self.uri}/{name}: {arrived or 0} of {sent} bytes arrived")
             return
         target = Path(self.path(name))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -291,6 +308,12 @@ class Store:
             os.fsync(file.fileno())
         scratch.replace(target)
         _sync_folder(target.parent)
+
+    def _size_of(self, name: str) -> int | None:
+        try:
+            return int(self.fs.info(self.path(name))["size"])
+        except FileNotFoundError:
+            return None
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Replace or create a file in one step."""
@@ -344,11 +367,12 @@ class Store:
         scratch_dir = Path(self.root) / SCRATCH
         if not is_local(self.fs) or not scratch_dir.is_dir():
             return
-        now = _clock_of(scratch_dir)
-        for path in scratch_dir.iterdir():
-            with mapped(f"deleting {path}"), suppress(FileNotFoundError):
-                if _is_orphan(path.name) or now - path.stat().st_mtime >= older_than_s:
-                    path.unlink()
+        with mapped(f"clearing {scratch_dir}"):
+            now = _clock_of(scratch_dir)
+            for path in scratch_dir.iterdir():
+                with suppress(FileNotFoundError):
+                    if _is_orphan(path.name) or now - path.stat().st_mtime >= older_than_s:
+                        path.unlink()
 
 
 def _scratch_name() -> str:

@@ -340,7 +340,7 @@ def test_errors_of_other_clouds_have_a_place_in_the_table(
 def test_every_error_code_of_s3_has_a_place_in_the_table(code: str) -> None:
     error = map_error(translate_boto_error(client_error(code)), "x")
     busy = {"503", "500", "409", "SlowDown", "ServiceUnavailable", "InternalError", "OperationAborted"}
-    renewed = {"ExpiredToken", "TokenRefreshRequired"}
+    renewed = {"ExpiredToken", "TokenRefreshRequired", "400"}
     may_pass = code in {*busy, *renewed, "RequestTimeout", "RestoreAlreadyInProgress"}
     assert isinstance(error, StoreUnavailableError) == may_pass
 

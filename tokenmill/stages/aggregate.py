@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenmill.accounting import Counts
-from tokenmill.errors import AccountingError, ConfigError, DataError
+from tokenmill.errors import AccountingError, ConfigError, DataError, StoreUnavailableError
 from tokenmill.groups import group_rows
 from tokenmill.job import Job
 from tokenmill.keys import fingerprint
@@ -113,6 +113,7 @@ def publish(plan: Plan, setup: Setup, store: Store, finished: Finished) -> Manif
     known = {f.path: f for f in before.files()} if before else {}
     groups = _part_groups(finished.infer, job.output.target_part_bytes)
     results = tuple(_compact(number, group, store, job, known) for number, group in enumerate(groups))
+    _check_stored(store, results)
     receipts = (*finished.tokenize, *finished.infer)
     manifest = Manifest(
         job=job.name,
@@ -193,6 +194,16 @@ def _write_groups(job: Job, store: Store, results: Sequence[FileInfo]) -> Iterat
             part.write(batch)
     assert part.info is not None
     yield part.info
+
+
+def _check_stored(store: Store, files: Sequence[FileInfo]) -> None:
+    """Raises StoreUnavailableError for a result that storage copied without an error and does not have."""
+    sizes = store.sizes("results")
+    for file in files:
+        if sizes.get(file.path) != file.bytes:
+            raise StoreUnavailableError(
+                f"{store.uri}/{file.path}: {sizes.get(file.path, 0)} of {file.bytes} bytes arrived"
+            )
 
 
 def _rows(store: Store, files: Sequence[FileInfo]) -> Iterator[pa.RecordBatch]:
