@@ -221,7 +221,7 @@ def test_a_job_whose_storage_fails_for_good_at_some_request_goes_on_in_the_next_
     expected = world.undisturbed_output()
     total = num_requests(world)
     names = list(LASTING)
-    for step, number in enumerate(range(0, total, 11)):
+    for step, number in enumerate(range(0, total, 16)):
         fail_from(world, number, names[step % len(names)], expected)
 
 
