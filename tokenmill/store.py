@@ -122,11 +122,18 @@ def mapped(what: str) -> Iterator[None]:
     except TokenmillError:
         raise
     except Exception as exc:
-        if not is_storage_error(exc):
+        failed = _behind(exc)
+        if not is_storage_error(failed):
             raise
-        if _answer_code(exc) in {*EXPIRED, EXPIRED_HEAD}:
+        if _answer_code(failed) in {*EXPIRED, EXPIRED_HEAD}:
             fsspec.get_filesystem_class("s3").clear_instance_cache()  # a retry opens a new session
-        raise map_error(exc, what) from exc
+        raise map_error(failed, what) from failed
+
+
+def _behind(exc: Exception) -> Exception:
+    """The error itself. Subtle: s3fs looks for the number of a time-out, which has none: IndexError."""
+    before = exc.__context__
+    return before if isinstance(exc, IndexError) and isinstance(before, TimeoutError) else exc
 
 
 def _answer_code(exc: BaseException) -> str | None:

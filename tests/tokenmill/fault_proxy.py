@@ -112,7 +112,6 @@ class FaultProxy(socketserver.ThreadingTCPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.rule: Rule = undisturbed
         self.requests: list[Request] = []
-        self.stopped = threading.Event()
         self._lock = threading.Lock()
         self._clients: set[socket.socket] = set()
 
@@ -136,7 +135,6 @@ class FaultProxy(socketserver.ThreadingTCPServer):
 
     def stop(self) -> None:
         """No thread and no connection is left."""
-        self.stopped.set()
         self.shutdown()
         with self._lock:
             for client in self._clients:
@@ -359,9 +357,19 @@ def not_applied(exchange: Exchange) -> None:
 
 
 def hanging(exchange: Exchange) -> None:
-    """No answer until the proxy stops."""
-    exchange.proxy.stopped.wait(30)
+    """No answer before the client goes away."""
+    exchange.client.settimeout(30)
+    exchange.client.recv(1)
     exchange.reset()
+
+
+def stalled(exchange: Exchange) -> None:
+    """Half the body, and no more before the client goes away; no answer where there is no body."""
+    answer = exchange.forward()
+    if answer.body:
+        whole = answer.to_bytes()
+        exchange.client.sendall(whole[: len(whole) - len(answer.body) // 2])
+    hanging(exchange)
 
 
 def after(change: Callable[[], object], act: Act = passed_on) -> Act:

@@ -28,9 +28,11 @@ from fault_proxy import Act, FaultProxy, fault_proxy
 from moto.server import ThreadedMotoServer
 from outputs import jsonl, run_fake
 
+import tokenmill.store
 from tokenmill.corpus import Slice, find_corpus
 from tokenmill.errors import DataError, StoreError, StoreUnavailableError, TokenmillError
 from tokenmill.job import InputSpec, Job
+from tokenmill.parquet import sha256_of
 from tokenmill.readers import read_slice
 from tokenmill.store import StorageConfig, Store
 from tokenmill.testing import make_job
@@ -221,7 +223,7 @@ def test_a_job_whose_storage_fails_for_good_at_some_request_goes_on_in_the_next_
     expected = world.undisturbed_output()
     total = num_requests(world)
     names = list(LASTING)
-    for step, number in enumerate(range(0, total, 16)):
+    for step, number in enumerate(range(0, total, 19)):
         fail_from(world, number, names[step % len(names)], expected)
 
 
@@ -239,7 +241,7 @@ def test_a_job_whose_storage_fails_for_good_at_any_request_goes_on_in_the_next_r
 # --- Faults that last -----------------------------------------------------------------------------
 
 READING: dict[str, Callable[[Store], object]] = {
-    "opening": lambda store: store.open_file("job.json").read(),
+    "opening": lambda store: sha256_of(store, "job.json"),
     "reading": lambda store: store.read_bytes("job.json"),
     "listing": lambda store: store.sizes(),
     "writing": lambda store: store.write_bytes("job.json", b"x"),
@@ -257,6 +259,24 @@ def test_storage_that_never_recovers_is_given_up_within_minutes(world: World, ac
         READING[action](world.store)
     assert len(world.proxy.requests) <= 60
     assert sum(world.waits_s) < 600
+
+
+@pytest.mark.parametrize("act", [faults.hanging, faults.stalled])
+@pytest.mark.parametrize("action", READING)
+def test_storage_that_hangs_is_given_up_after_a_bounded_number_of_time_outs(
+    world: World, action: str, act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenmill.store, "S3_READ_S", 0.02)
+    fsspec.filesystem("s3").clear_instance_cache()
+    world.store.write_bytes("job.json", b"content")
+    world.proxy.undisturb()
+    world.proxy.rule = faults.from_on(1 if action in ("opening", "reading") else 0, act)
+    with pytest.raises(StoreUnavailableError, match=r"[Tt]imeout"):
+        READING[action](world.store)
+    assert len(world.proxy.requests) <= 100
+    world.proxy.undisturb()
+    world.proxy.rule = faults.first_time(act)
+    READING[action](world.store)
 
 
 def test_expired_credentials_are_told_from_each_kind_of_request(world: World) -> None:
@@ -300,7 +320,7 @@ def lose_writes(world: World, wanted: Callable[[int, faults.Request], bool]) -> 
 
 
 def test_a_write_that_storage_took_and_lost_is_noticed_and_done_again(world: World) -> None:
-    lose_writes(world, lambda number, write: number % 3 == 0)
+    lose_writes(world, lambda number, write: number % 5 == 0)
 
 
 def test_a_copy_that_storage_took_and_lost_is_noticed_and_done_again(world: World) -> None:
