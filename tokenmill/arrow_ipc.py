@@ -9,6 +9,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from tokenmill.errors import DataError, UnreadableFileError
+from tokenmill.parquet import is_of_storage
 
 FILE_MAGIC = b"ARROW1"
 
@@ -46,5 +47,7 @@ def _batches(reader: Any, what: str) -> Iterator[pa.RecordBatch]:
             yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
         else:
             yield from reader
-    except (pa.ArrowException, EOFError) as exc:
+    except (pa.ArrowException, EOFError, OSError) as exc:
+        if is_of_storage(exc):
+            raise
         raise DataError(f"{what}: damaged: {exc}") from exc

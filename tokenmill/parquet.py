@@ -151,18 +151,18 @@ def open_parquet(file: IO[bytes], what: str) -> Iterator[pq.ParquetFile]:
     try:
         parquet = pq.ParquetFile(file, page_checksum_verification=True)
     except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
-        if _is_of_storage(exc):
+        if is_of_storage(exc):
             raise
         raise UnreadableFileError(f"{what}: not a readable Parquet file: {exc}") from exc
     try:
         yield parquet
     except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
-        if _is_of_storage(exc):
+        if is_of_storage(exc):
             raise
         raise DataError(f"{what}: damaged: {exc}") from exc
 
 
-def _is_of_storage(exc: Exception) -> bool:
+def is_of_storage(exc: Exception) -> bool:
     """Whether reading bytes failed. Subtle: Arrow tells of damage by a plain OSError without errno."""
     return isinstance(exc, OSError) and not (type(exc) is OSError and exc.errno is None)
 

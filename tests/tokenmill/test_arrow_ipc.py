@@ -100,3 +100,19 @@ def test_every_arrow_type_that_holds_text(tmp_path: Path, column: pa.Array) -> N
     job = make_job(tmp_path, input={"id": "id"})
     run_fake(job)
     assert [row["id"] for row in published(job)] == ["a", "a", "b"]
+
+
+def test_a_stream_that_is_cut_anywhere_inside_a_message_is_damaged(tmp_path: Path) -> None:
+    """Subtle: between two messages a stream may end, by its own rules."""
+    path = write(tmp_path / "a.arrow", stream=True)
+    content = path.read_bytes()
+    ends = 0
+    for length in range(len(content) - 9, 8, -1):
+        path.write_bytes(content[:length])
+        try:
+            read_all(InputSpec(uri=str(path)))
+        except DataError as exc:
+            assert "a.arrow: " in str(exc)  # noqa: PT017 (which lengths are ends of messages is Arrow's matter)
+        else:
+            ends += 1
+    assert ends <= 2

@@ -24,11 +24,10 @@ from fsspec.implementations.local import LocalFileSystem
 from outputs import jsonl, run_fake, tree, write_files
 
 import tokenmill.store
-from tokenmill.errors import DataError, StoreUnavailableError, TokenmillError
+from tokenmill.errors import DataError, TokenmillError
 from tokenmill.job import Job
-from tokenmill.readers import read_slice
-from tokenmill.store import StorageConfig, Store
-from tokenmill.testing import make_job, make_run
+from tokenmill.store import Store
+from tokenmill.testing import make_job
 from tokenmill.verify import verify
 
 FULL = Path("/dev/full")  # the kernel's own full disk: every write to it is ENOSPC
@@ -392,42 +391,3 @@ def test_a_claim_that_is_cut_short_is_named_with_a_remedy_that_works(job: Job, k
     for look in (lambda: run_fake(job), lambda: verify(Store.open(job.output.uri))):
         with pytest.raises(DataError, match=r"job\.json: not readable as JSON: .*; choose another folder"):
             look()
-
-
-# --- Input files that change while they are read --------------------------------------------------
-
-OLD, NEW = (b"%s\n" % (word * 250) * 10_000 for word in (b"old ", b"new "))
-
-
-@pytest.mark.parametrize("change", ["rewritten", "grown", "shrunk"])
-def test_a_local_file_that_changes_while_it_is_read_is_told(job: Job, change: str) -> None:
-    path = write_files(Path(str(job.input.uri)).parent, {"c.txt": OLD}) / "c.txt"
-    spec = job.input.model_copy(update={"uri": str(path), "keep": []})
-    (shard,) = make_run(job.model_copy(update={"input": spec})).plan().shards
-    batches = read_slice(shard.slices[0], spec, StorageConfig())
-    next(batches)
-    with path.open("r+b" if change == "rewritten" else "ab") as file:
-        if change == "rewritten":
-            file.write(NEW)
-        elif change == "grown":
-            file.write(b"new words\n")
-        else:
-            file.truncate(100)
-    kind = StoreUnavailableError if change == "shrunk" else DataError
-    with pytest.raises(kind, match="bytes came" if change == "shrunk" else "changed while the job ran"):
-        list(batches)
-
-
-def test_a_local_file_that_is_replaced_while_it_is_read_stays_what_it_was(job: Job) -> None:
-    """A new file under the same name does not touch the one that is open."""
-    path = write_files(Path(str(job.input.uri)).parent, {"c.txt": OLD}) / "c.txt"
-    spec = job.input.model_copy(update={"uri": str(path), "keep": []})
-    (shard,) = make_run(job.model_copy(update={"input": spec})).plan().shards
-    batches = read_slice(shard.slices[0], spec, StorageConfig())
-    found = next(batches).texts
-    path.with_suffix(".new").write_bytes(NEW)
-    path.with_suffix(".new").replace(path)
-    found += [text for batch in batches for text in batch.texts]
-    assert found == OLD.decode().splitlines()
-    with pytest.raises(DataError, match="changed while the job ran"):
-        next(read_slice(shard.slices[0], spec, StorageConfig()))
