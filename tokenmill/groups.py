@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import duckdb
 import pyarrow as pa
 
-from tokenmill.errors import DataError
+from tokenmill.errors import DataError, TokenmillError
 from tokenmill.schemas import GROUP_FIGURES
 
 MEMORY_LIMIT = "2GB"
@@ -64,16 +64,30 @@ class _View:
         self._schema = pa.schema(zip(names, types, strict=True))
 
     def query(self, sql: str) -> pa.Table:
-        batches = (self._batch(batch) for batch in self._rows())
+        failed: list[TokenmillError] = []
         with duckdb.connect() as connection, TemporaryDirectory(prefix="tokenmill-groups-") as spill:
             connection.execute(f"SET temp_directory = '{spill}'")
             connection.execute("SET threads TO 1")
             connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
             try:
-                connection.register("results", pa.RecordBatchReader.from_batches(self._schema, batches))
+                connection.register(
+                    "results", pa.RecordBatchReader.from_batches(self._schema, self._batches(failed))
+                )
                 return connection.sql(sql).to_arrow_table()
             except duckdb.Error as exc:
-                raise DataError(f"groups by {', '.join(self._columns[:-2])} failed: {exc}") from exc
+                if failed:
+                    raise failed[0] from exc
+                detail = " ".join(str(exc).split())
+                raise DataError(f"groups by {', '.join(self._columns[:-2])} failed: {detail}") from exc
+
+    def _batches(self, failed: list[TokenmillError]) -> Iterator[pa.RecordBatch]:
+        """Subtle: an error of the rows passes through DuckDB as text only; it is kept in `failed`."""
+        try:
+            for batch in self._rows():
+                yield self._batch(batch)
+        except TokenmillError as exc:
+            failed.append(exc)
+            raise
 
     def _batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = [batch[name].cast(f.type) for name, f in zip(self._columns, self._schema, strict=True)]

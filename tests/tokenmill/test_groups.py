@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenmill.errors import DataError, StoreUnavailableError, TokenmillError
 from tokenmill.groups import group_rows
 from tokenmill.schemas import embeddings_schema
 
@@ -95,3 +97,17 @@ def test_the_same_results_give_the_same_groups_to_the_last_bit() -> None:
     first = group_rows(lambda: iter([batch]), batch.schema, ["k"])
     pieces = [batch.slice(start, 700) for start in range(0, 5000, 700)]
     assert group_rows(lambda: iter(pieces), batch.schema, ["k"]).equals(first)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("reading x: SlowDown"), DataError("x: damaged")])
+def test_an_error_of_the_rows_stays_what_it_is(error: TokenmillError) -> None:
+    """DuckDB lies between: a retry is decided by the type."""
+    batch = results({"k": pa.array(["a"])}, [1], np.ones((1, D), np.float32))
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield batch
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        group_rows(rows, batch.schema, ["k"])
+    assert caught.value is error
