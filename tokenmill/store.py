@@ -37,7 +37,7 @@ from tokenmill.job import StorageSpec
 from tokenmill.uris import BUCKETS, CLOUDS, EXTRAS, PACKAGES, WEB, is_web, protocol_of
 
 SCRATCH = ".tmp"
-S3_ATTEMPTS, S3_CONNECT_S, S3_READ_S = 8, 20, 60
+S3_ATTEMPTS, S3_CONNECT_S, S3_READ_S = 5, 20, 20
 LITERAL = (*BUCKETS, *CLOUDS, "file", "local", "memory")
 
 TRANSIENT_ERRNO = frozenset(
