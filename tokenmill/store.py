@@ -46,8 +46,12 @@ TRANSIENT_ERRNO = frozenset(
     | {getattr(errno, "EREMOTEIO", errno.EIO)}  # s3fs: 500 InternalError
 )
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
-EXPIRED_HEAD = "400"  # S3's answer to a HEAD with an expired token; it has no body that could say more
-REFUSED = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AccessDenied", "403"})
+# Subtle: an answer to HEAD has no body, so no code but its status: 400 for an expired token, or 403.
+EXPIRED_HEAD = "400"
+REFUSED = frozenset(
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AccessDenied"}
+    | {"RequestTimeTooSkewed", "403"}
+)
 CHANGED = frozenset({"PreconditionFailed", "412"})
 TRANSIENT_CLASSES = frozenset(
     {"ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"}  # aiohttp
@@ -86,13 +90,15 @@ def map_error(exc: BaseException, what: str) -> TokenmillError:
     detail = f"{what}: {type(exc).__name__}: {exc}"
     code = _answer_code(exc)
     if code in EXPIRED:
+        perhaps = " or the region is wrong" if code == "400" else ""
         return StoreUnavailableError(
-            f"{what}: the credentials have expired ({code}); renew them and run again: "
+            f"{what}: the credentials have expired{perhaps} ({code}); renew them and run again: "
             "finished shards are kept"
         )
     if code in REFUSED:
         return StoreError(
-            f"{what}: the storage refuses the credentials ({code}); check key, secret and rights"
+            f"{what}: the storage refuses the credentials ({code}); "
+            "check key, secret, rights and this machine's clock"
         )
     status = _http_status(exc)
     if status is not None:

@@ -345,6 +345,17 @@ def test_every_error_code_of_s3_has_a_place_in_the_table(code: str) -> None:
     assert isinstance(error, StoreUnavailableError) == may_pass
 
 
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("403", "x: the storage refuses the credentials (403); check key, secret, rights and this mach"),
+        ("400", "x: the credentials have expired or the region is wrong (400); renew them and run again: "),
+    ],
+)
+def test_an_answer_without_a_reason_says_what_to_look_at(code: str, told: str) -> None:
+    assert str(map_error(translate_boto_error(client_error(code)), "x")).startswith(told)
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_says_what_to_do(number: int) -> None:
     assert str(map_error(OSError(number, "x"), "writing x")) == (
