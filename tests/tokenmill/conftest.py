@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 import pytest
+from ceph_gateway import GatewayUnavailableError, ceph_gateway
 from hypothesis import HealthCheck, settings
 from outputs import MINILM
 
@@ -46,3 +48,14 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Setup:
 def minilm_backend(minilm: Setup) -> EmbedBackend:
     """The real model, loaded once for all tests."""
     return minilm.need_model().load_backend()
+
+
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[str]:
+    """The endpoint of Ceph's S3 gateway; tests that ask for it are skipped where it cannot be had."""
+    with ExitStack() as stack:
+        try:
+            endpoint = stack.enter_context(ceph_gateway())
+        except GatewayUnavailableError as exc:
+            pytest.skip(f"no Ceph gateway: {exc}")
+        yield endpoint

@@ -1,4 +1,7 @@
-"""The same job on S3: same rows, same vectors, nothing done twice, keys literal. A server of its own."""
+"""The same job on S3: same rows, same vectors, nothing done twice, keys literal.
+
+Against moto, and against Ceph's RADOS Gateway where the tests that need a real server are asked for.
+"""
 # ruff: noqa: PT012 (what happens when a block fails is the subject)
 
 from __future__ import annotations
@@ -8,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import fsspec
 import pytest
 from botocore.exceptions import ClientError
+from buckets import BUCKET, FILES, ODD_MARKS, empty_bucket, job_at, keys, rows_of, store_of
 from moto.server import ThreadedMotoServer
 from outputs import jsonl, published, published_bytes, run_fake, write_files
 from s3fs.errors import translate_boto_error
@@ -23,12 +26,10 @@ from tokenmill.store import StorageConfig, Store
 from tokenmill.testing import FakeBackend, make_job
 from tokenmill.verify import verify
 
-BUCKET = "corpus"
-
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """A server that speaks S3 on a free port of this machine."""
+def moto() -> Iterator[str]:
+    """A server of this process that speaks S3, on a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -38,44 +39,16 @@ def endpoint() -> Iterator[str]:
     server.stop()
 
 
+@pytest.fixture(scope="module", params=["moto", pytest.param("ceph", marks=pytest.mark.service)])
+def endpoint(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
 @pytest.fixture
 def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A client with an empty bucket; credentials come from the environment, as they would."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    fsspec.filesystem("s3").clear_instance_cache()
-    client = boto3.client("s3", endpoint_url=endpoint)
-    client.create_bucket(Bucket=BUCKET)
-    yield client
-    for key in keys(client):
-        client.delete_object(Bucket=BUCKET, Key=key)
-    client.delete_bucket(Bucket=BUCKET)
-    client.close()
-
-
-def keys(client: Any) -> list[str]:
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-    return sorted(entry["Key"] for page in pages for entry in page.get("Contents", []))
-
-
-FILES = {
-    "a#1.jsonl": jsonl([{"text": "one two", "k": "x"}, {"text": "three", "k": None}]) + "{bad\n",
-    "b%2F c+d.csv": 'text,k\n"multi\nline",y\nsecond,z\n',
-    "c d/e?f[1]*.jsonl": jsonl([{"text": "deep", "k": "x"}]),
-}
-
-
-def job_at(folder: Path, storage: dict[str, Any] | None, input_uri: str, output_uri: str) -> Job:
-    place = {"storage": storage} if storage else {}
-    return make_job(
-        folder,
-        input={"uri": input_uri, "keep": ["k"], "shard_bytes": 1, **place},
-        output={"uri": output_uri, **place},
-        aggregate={"group_by": ["k"]},
-        quality={"max_reject_rate": 0.5},
-    )
+    with empty_bucket(endpoint, monkeypatch) as client:
+        yield client
 
 
 @pytest.fixture
@@ -86,25 +59,6 @@ def job(tmp_path: Path, s3: Any, endpoint: str) -> Job:
         s3.put_object(Bucket=BUCKET, Key=marker, Body=b"")
     s3.put_object(Bucket=BUCKET, Key="in/_SUCCESS", Body=b"")
     return job_at(tmp_path, {"endpoint_url": endpoint}, f"s3://{BUCKET}/in/", f"s3://{BUCKET}/out #1%20/")
-
-
-def store_of(job: Job) -> Store:
-    return Store.open(job.output.uri, StorageConfig.from_spec(job.output.storage))
-
-
-def rows_of(job: Job) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    from tokenmill.manifest import read_manifest
-
-    store = store_of(job)
-    manifest = read_manifest(store)
-    assert manifest is not None
-    rows = []
-    for file in manifest.results:
-        with store.open_file(file.path) as opened:
-            rows += pq.read_table(opened).to_pylist()
-    return rows
 
 
 def test_a_job_on_s3_gives_what_it_gives_on_disk(tmp_path: Path, job: Job, s3: Any) -> None:
@@ -168,6 +122,48 @@ def test_keys_are_literal_and_folder_markers_are_no_files(job: Job, endpoint: st
     everything = find_corpus(InputSpec(uri=f"s3://{BUCKET}/in/**"), config)
     assert everything.files == corpus.files
     assert everything.skipped == {"of unknown kind": 1}
+
+
+@pytest.mark.parametrize("mark", ODD_MARKS)
+def test_a_key_is_literal_in_input_and_output(s3: Any, endpoint: str, mark: str) -> None:
+    config = StorageConfig(options={"endpoint_url": endpoint})
+    folder, name = f"in{mark}a", f"b{mark}c.jsonl"
+    neighbours = ["inXa/bXc.jsonl", "ina/bc.jsonl"]
+    for key in (f"{folder}/{name}", *neighbours):
+        s3.put_object(Bucket=BUCKET, Key=key, Body=jsonl([key]).encode())
+    for uri in (f"s3://{BUCKET}/{folder}/{name}", f"s3://{BUCKET}/{folder}/"):
+        (file,) = find_corpus(InputSpec(uri=uri), config).files
+        assert file.uri == f"s3://{BUCKET}/{folder}/{name}"
+    store = Store.open(f"s3://{BUCKET}/out{mark}a/{mark}", config)
+    store.write_bytes(name, b"x")
+    store.copy(name, f"{mark}/{name}")
+    written = {name: 1, f"{mark}/{name}": 1}
+    assert store.sizes() == written
+    assert store.read_many(written) == dict.fromkeys(written, b"x")
+    root = f"out{mark}a/{mark}"
+    assert keys(s3) == sorted([*neighbours, f"{folder}/{name}", *(f"{root}/{key}" for key in written)])
+    store.remove(written)
+    assert keys(s3) == sorted([*neighbours, f"{folder}/{name}"])
+
+
+def test_a_job_reads_and_writes_odd_keys(tmp_path: Path, s3: Any, endpoint: str) -> None:
+    names = {mark: f"in{mark}a/b{mark}c.jsonl" for mark in ODD_MARKS}
+    for mark, name in names.items():
+        s3.put_object(Bucket=BUCKET, Key=name, Body=jsonl([{"text": "one two", "k": mark}]).encode())
+    root = "".join(ODD_MARKS)
+    job = job_at(
+        tmp_path,
+        {"endpoint_url": endpoint},
+        [f"s3://{BUCKET}/{name}" for name in names.values()],
+        f"s3://{BUCKET}/{root}",
+        shard_bytes=1000,
+    )
+    manifest = run_fake(job)
+    found = {row["k"]: row["source_file"] for row in rows_of(job)}
+    assert found == {mark: f"s3://{BUCKET}/{name}" for mark, name in names.items()}
+    assert verify(store_of(job)).problems == ()
+    assert set(keys(s3)) >= {f"{root}/{file.path}" for file in manifest.files()}
+    assert all(key in names.values() or key.startswith(f"{root}/") for key in keys(s3))
 
 
 def test_listings_on_s3_are_never_stale(job: Job, s3: Any) -> None:
