@@ -58,7 +58,7 @@ def template_columns(template: str) -> list[str]:
 class StorageSpec(Spec):
     """Where an S3 bucket is and which saved credentials open it. Holds no secret itself."""
 
-    block: str | None = Field(None, description="Name of a saved tokenmill-storage block.")
+    block: str | None = Field(None, description="A saved tokenmill-storage block, or aws-credentials/NAME.")
     endpoint_url: str | None = Field(None, description="S3 endpoint, if not the default one.")
     region: str | None = Field(None, description="S3 region.")
     anon: bool = Field(False, description="Read a public bucket without credentials.")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import fsspec
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -43,20 +44,41 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, str]]:
     client.create_bucket(Bucket=BUCKET)
     yield client, endpoint
     client.close()
+    httpx.post(f"{endpoint}/moto-api/reset")  # its buckets outlive the server
     server.stop()
 
 
+def save_storage_settings(endpoint: str) -> str:
+    StorageSettings(key="testing", secret=SECRET, endpoint_url=endpoint, region="us-east-1").save(
+        "s3-flow-test", overwrite=True
+    )
+    return "s3-flow-test"
+
+
+def save_aws_credentials(endpoint: str) -> str:
+    aws = pytest.importorskip("prefect_aws", reason="prefect-aws is not installed")
+    aws.AwsCredentials(
+        aws_access_key_id="testing",
+        aws_secret_access_key=SECRET,
+        region_name="us-east-1",
+        aws_client_parameters={"endpoint_url": endpoint},
+    ).save("s3-flow-test", overwrite=True)
+    return "aws-credentials/s3-flow-test"
+
+
+@pytest.mark.parametrize("save_block", [save_storage_settings, save_aws_credentials])
 def test_a_storage_block_opens_input_and_output_and_its_secret_stays_in_it(
-    bucket: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: tuple[Any, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    save_block: Callable[[str], str],
 ) -> None:
     client, endpoint = bucket
     monkeypatch.setattr(InferSetup, "load_backend", lambda self: FakeBackend())
     corpus = io.BytesIO()
     pq.write_table(pa.table({"text": ["one two", "three", "four five six"]}), corpus)
     client.put_object(Bucket=BUCKET, Key="in/a.parquet", Body=corpus.getvalue())
-    settings = {"key": "testing", "secret": SECRET, "endpoint_url": endpoint, "region": "us-east-1"}
-    StorageSettings(**settings).save("s3-flow-test", overwrite=True)
-    place = {"storage": {"block": "s3-flow-test"}}
+    place = {"storage": {"block": save_block(endpoint)}}
     job = make_job(
         tmp_path,
         input={"uri": f"s3://{BUCKET}/in/", **place},
