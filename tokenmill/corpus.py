@@ -19,7 +19,7 @@ import fsspec
 from tokenmill.errors import ConfigError, InputNotFoundError, StoreError
 from tokenmill.job import InputSpec
 from tokenmill.partitions import is_partition
-from tokenmill.store import StorageConfig, is_local, mapped, open_filesystem
+from tokenmill.store import StorageConfig, check_key, is_local, mapped, open_filesystem
 from tokenmill.uris import is_web, path_of
 
 SUFFIXES: Mapping[str, str] = {
@@ -136,6 +136,7 @@ def _expand(uri: str, fmt: str, storage: StorageConfig) -> tuple[list[SourceFile
     fs, path = open_filesystem(uri, storage)
     if is_web(uri):
         _refuse_listing(uri, fmt)
+    check_key(fs, path)
     with mapped(f"input.uri: listing {uri}"):
         info = _info(fs, path)
         if info is not None and info["type"] != "directory":
@@ -261,6 +262,7 @@ def _source_file(
     fs: fsspec.AbstractFileSystem, entry: Mapping[str, Any], fmt: str, named_by: str
 ) -> SourceFile:
     path = str(entry["name"])
+    check_key(fs, path)
     actual = _format_of(path) if fmt == "auto" else fmt
     if actual is None:
         raise ConfigError(

@@ -39,6 +39,7 @@ from tokenmill.uris import BUCKETS, CLOUDS, EXTRAS, PACKAGES, WEB, is_web, proto
 SCRATCH = ".tmp"
 S3_ATTEMPTS, S3_CONNECT_S, S3_READ_S = 5, 20, 20
 LITERAL = (*BUCKETS, *CLOUDS, "file", "local", "memory")
+CUT_BY_S3FS = "?versionId="
 
 TRANSIENT_ERRNO = frozenset(
     {errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET}
@@ -224,6 +225,12 @@ def _options(protocol: str, config: StorageConfig) -> dict[str, Any]:
     return {**fresh, **config.options}
 
 
+def check_key(fs: fsspec.AbstractFileSystem, path: str) -> None:
+    """Raises ConfigError for a key that s3fs would cut: it would read and write another one."""
+    if CUT_BY_S3FS in path and hasattr(fs, "call_s3"):
+        raise ConfigError(f"{path}: s3fs cuts a key at {CUT_BY_S3FS!r}; choose another name")
+
+
 def is_local(fs: fsspec.AbstractFileSystem) -> bool:
     return isinstance(fs, LocalFileSystem)
 
@@ -238,10 +245,13 @@ class Store:
 
     @classmethod
     def open(cls, uri: str, config: StorageConfig | None = None) -> Store:
-        """Raises ConfigError for a URI that names no known kind of storage, or one that is read-only."""
+        """Raises ConfigError for a URI that names no known kind of storage, a read-only one, or a key that
+        s3fs cuts.
+        """
         if is_web(uri):
             raise ConfigError(f"{uri}: HTTP can be read only; an output is a folder or in a bucket")
         fs, path = open_filesystem(uri, config or StorageConfig())
+        check_key(fs, path)
         return cls(fs, path.rstrip("/"), uri.rstrip("/"))
 
     def check_writable(self) -> None:

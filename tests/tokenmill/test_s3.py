@@ -20,8 +20,9 @@ from outputs import jsonl, published, published_bytes, run_fake, write_files
 from s3fs.errors import translate_boto_error
 
 from tokenmill.corpus import find_corpus
-from tokenmill.errors import InputNotFoundError, OutputError, StoreError, StoreUnavailableError
+from tokenmill.errors import ConfigError, InputNotFoundError, OutputError, StoreError, StoreUnavailableError
 from tokenmill.job import InputSpec, Job
+from tokenmill.report import rebuild
 from tokenmill.store import StorageConfig, Store
 from tokenmill.testing import FakeBackend, make_job
 from tokenmill.verify import verify
@@ -71,6 +72,13 @@ def test_a_job_on_s3_gives_what_it_gives_on_disk(tmp_path: Path, job: Job, s3: A
     names = [row.pop("source_file") for row in remote_rows]
     assert names == [row.pop("source_file").replace(str(tmp_path), f"s3://{BUCKET}") for row in local_rows]
     assert remote_rows == local_rows
+    remote_report, local_report = rebuild(store_of(job)), rebuild(store_of(local))
+    for part in ("counts", "rates", "lengths", "state"):
+        assert remote_report[part] == local_report[part]
+    folders = {"groups", "parts", "receipts", "rejects", "report", "results", "tokens"}
+    for store in (store_of(job), store_of(local)):
+        found = {name.partition("/")[0] for name in store.sizes()}
+        assert found == {*folders, "job.json", "manifest.json"}
     verdict = verify(store_of(job))
     assert (verdict.problems, verdict.published, verdict.num_done) == ((), True, 3)
     assert all(key.startswith(("in/", "out #1%20/")) for key in keys(s3))
@@ -164,6 +172,17 @@ def test_a_job_reads_and_writes_odd_keys(tmp_path: Path, s3: Any, endpoint: str)
     assert verify(store_of(job)).problems == ()
     assert set(keys(s3)) >= {f"{root}/{file.path}" for file in manifest.files()}
     assert all(key in names.values() or key.startswith(f"{root}/") for key in keys(s3))
+
+
+def test_a_key_that_s3fs_would_cut_is_refused(s3: Any, endpoint: str) -> None:
+    config = StorageConfig(options={"endpoint_url": endpoint})
+    for key in ("in/a.jsonl", "in/a.jsonl?versionId=1.jsonl"):
+        s3.put_object(Bucket=BUCKET, Key=key, Body=jsonl([key]).encode())
+    for uri in ("in/", "in/a.jsonl?versionId=1.jsonl", "in/*.jsonl"):
+        with pytest.raises(ConfigError, match=r"in/a\.jsonl\?versionId=1\.jsonl: s3fs cuts a key at"):
+            find_corpus(InputSpec(uri=f"s3://{BUCKET}/{uri}"), config)
+    with pytest.raises(ConfigError, match="s3fs cuts a key at"):
+        Store.open(f"s3://{BUCKET}/out?versionId=1", config)
 
 
 def test_listings_on_s3_are_never_stale(job: Job, s3: Any) -> None:
