@@ -308,7 +308,7 @@ class Store:
         Local: flushed to disk and renamed.  Remote: uploaded by one put; a failed upload and an
         exception in the block leave no object.
         """
-        scratch_dir = Path(self.root) / SCRATCH if is_local(self.fs) else Path(tempfile.gettempdir())
+        scratch_dir = self._scratch_dir()
         scratch = scratch_dir / _scratch_name()
         with mapped(f"writing {self.uri}/{name}"):
             scratch_dir.mkdir(parents=True, exist_ok=True)
@@ -317,6 +317,9 @@ class Store:
                 self._publish(scratch, name)
             finally:
                 scratch.unlink(missing_ok=True)
+
+    def _scratch_dir(self) -> Path:
+        return Path(self.root) / SCRATCH if is_local(self.fs) else Path(tempfile.gettempdir())
 
     def _publish(self, scratch: Path, name: str) -> None:
         if not is_local(self.fs):
@@ -383,18 +386,20 @@ class Store:
         return len(stale)
 
     def clear_scratch(self, older_than_s: float) -> None:
-        """Delete scratch files that a killed run left on a local disk.
+        """Delete scratch files that a killed run left on this machine's disks.
 
-        Those of this machine's processes that are gone, and any that is older than the limit.
+        Those of this machine's processes that are gone; in a local output also any that is older than
+        the limit. For a remote output they lie in the shared temporary folder; other users' files stay.
         """
-        scratch_dir = Path(self.root) / SCRATCH
-        if not is_local(self.fs) or not scratch_dir.is_dir():
+        scratch_dir, local = self._scratch_dir(), is_local(self.fs)
+        if not scratch_dir.is_dir():
             return
+        let_be = (FileNotFoundError,) if local else (FileNotFoundError, PermissionError)
         with mapped(f"clearing {scratch_dir}"):
             now = _clock_of(scratch_dir)
             for path in scratch_dir.iterdir():
-                with suppress(FileNotFoundError):
-                    if _is_orphan(path.name) or now - path.stat().st_mtime >= older_than_s:
+                with suppress(*let_be):
+                    if _is_orphan(path.name) or (local and now - path.stat().st_mtime >= older_than_s):
                         path.unlink()
 
 

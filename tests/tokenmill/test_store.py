@@ -7,6 +7,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -162,6 +163,23 @@ def test_scratch_files_of_processes_that_are_gone_are_cleared_at_once(tmp_path: 
         store.clear_scratch(3600)
         assert list((tmp_path / ".tmp").iterdir()) == [mine]
     assert store.sizes() == {"mine": 1}
+
+
+def test_scratch_files_for_a_remote_output_are_cleared_when_their_process_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "someone-elses").write_bytes(b"x")
+    killed = "with Store.open('memory://out').create('a') as path: path.touch(); os._exit(9)"
+    write = f"import os; from tokenmill.store import Store\n{killed}"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", write], env=environment, check=False)
+    store = Store.open(f"memory://store-{uuid.uuid4().hex}/out")
+    with store.create("mine") as mine:
+        mine.write_bytes(b"x")
+        assert len(list(tmp_path.iterdir())) == 3
+        store.clear_scratch(0)
+        assert {path.name for path in tmp_path.iterdir()} == {"someone-elses", mine.name}
 
 
 @pytest.mark.parametrize(
