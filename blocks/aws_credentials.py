@@ -8,7 +8,7 @@ from typing import Any
 from blocks.saved import load_block
 from blocks.storage_settings import StorageSettings
 from tokenmill.errors import ConfigError
-from tokenmill.store import mapped
+from tokenmill.storage_errors import mapped
 
 AWS_SLUG = "aws-credentials"
 

@@ -3,8 +3,10 @@
 From the ground up:
     errors, schemas, uris, job_file, job, keys      what is said
     batches, cut, accounting, schedule              what is decided; pure, no I/O, no torch
-    store, web, parquet, lines, texts, partitions, rows  what is read and written
-    arrow_ipc, json_rows, csv_rows, readers, corpus ... row by row, file by file
+    storage_errors, store, web, parquet, lines,     what is read and written
+    magic, texts, partitions, columns, rows
+    arrow_ipc, json_rows, csv_rows, source_file,    ... row by row, file by file
+    readers, corpus, splits
     special_text, removed, tokenizer, chat          what makes ids of a text
     backend, torch_backend, model_files             what computes
     settle, plan, receipts, manifest                what a job comes to, and what is done

@@ -19,7 +19,8 @@ import fsspec
 from tokenmill.errors import ConfigError, InputNotFoundError, StoreError
 from tokenmill.job import InputSpec
 from tokenmill.partitions import is_partition
-from tokenmill.store import StorageConfig, check_key, is_local, mapped, open_filesystem
+from tokenmill.storage_errors import mapped
+from tokenmill.store import StorageConfig, check_key, is_local, open_filesystem
 from tokenmill.uris import is_web, path_of
 
 SUFFIXES: Mapping[str, str] = {

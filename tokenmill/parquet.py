@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill.errors import DataError, StoreError, UnreadableFileError
-from tokenmill.store import Store, mapped
+from tokenmill.storage_errors import mapped
+from tokenmill.store import Store
 
 ROW_GROUP_ROWS = 8192
 ROW_GROUP_BYTES = 64 * 1024 * 1024

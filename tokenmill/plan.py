@@ -30,7 +30,8 @@ from tokenmill.readers import HEADS, head_columns
 from tokenmill.receipts import part_name, receipt_name
 from tokenmill.settle import Setup
 from tokenmill.splits import Cuts, cuts_key, find_cuts, is_splittable, split_slices
-from tokenmill.store import StorageConfig, Store, mapped, open_filesystem
+from tokenmill.storage_errors import mapped
+from tokenmill.store import StorageConfig, Store, open_filesystem
 
 FOOTER_THREADS = 16
 COMPRESSION_RATIO = 4

@@ -39,7 +39,8 @@ from tokenmill.rows import (
     row_columns,
 )
 from tokenmill.source_file import open_source
-from tokenmill.store import StorageConfig, mapped, open_filesystem
+from tokenmill.storage_errors import mapped
+from tokenmill.store import StorageConfig, open_filesystem
 from tokenmill.texts import printable_cell
 
 RANGE_BYTES = 8 << 20  # at most so much is fetched at once of a range of lines

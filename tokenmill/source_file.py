@@ -16,7 +16,8 @@ import fsspec
 
 from tokenmill.corpus import SourceFile, size_and_version
 from tokenmill.errors import DataError, StoreUnavailableError
-from tokenmill.store import StorageConfig, is_local, mapped, open_filesystem
+from tokenmill.storage_errors import mapped
+from tokenmill.store import StorageConfig, is_local, open_filesystem
 
 
 @contextmanager

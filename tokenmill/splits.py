@@ -18,7 +18,8 @@ from tokenmill.corpus import Slice, SourceFile
 from tokenmill.errors import DataError
 from tokenmill.job import InputSpec
 from tokenmill.keys import fingerprint
-from tokenmill.store import StorageConfig, mapped, open_filesystem
+from tokenmill.storage_errors import mapped
+from tokenmill.store import StorageConfig, open_filesystem
 
 BLOCK_BYTES = 4 << 20
 SMALL_FILE_BYTES = 1 << 20  # is read whole: to count its lines first would cost more than it gains

@@ -18,7 +18,8 @@ import pytest
 from s3fs.errors import ERROR_CODE_TO_EXCEPTION, translate_boto_error
 
 from tokenmill.errors import ConfigError, OutputError, StoreError, StoreUnavailableError
-from tokenmill.store import StorageConfig, Store, is_storage_error, map_error, mapped, open_filesystem
+from tokenmill.storage_errors import is_storage_error, map_error, mapped
+from tokenmill.store import StorageConfig, Store, open_filesystem
 
 
 @pytest.fixture(params=["local", "memory"])
