@@ -66,11 +66,14 @@ def job_at(
     output_uri: str,
     shard_bytes: int = 1,
 ) -> Job:
-    place = {"storage": storage} if storage else {}
+    def place(uri: str | list[str]) -> dict[str, Any]:
+        in_bucket = storage is not None and "s3://" in str(uri)
+        return {"uri": uri, **({"storage": storage} if in_bucket else {})}
+
     return make_job(
         folder,
-        input={"uri": input_uri, "keep": ["k"], "shard_bytes": shard_bytes, **place},
-        output={"uri": output_uri, **place},
+        input={"keep": ["k"], "shard_bytes": shard_bytes, **place(input_uri)},
+        output=place(output_uri),
         aggregate={"group_by": ["k"]},
         quality={"max_reject_rate": 0.5},
     )

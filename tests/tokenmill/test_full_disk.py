@@ -6,6 +6,7 @@ The run after it leaves, byte for byte, what an undisturbed one leaves.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -175,19 +176,21 @@ def fail_at(job: Job, step: int, name: str, fault: Fault, expected: Output) -> N
 
 
 def test_a_disk_that_fails_at_some_write_costs_one_error_and_no_file(job: Job) -> None:
-    """A sample; the suite of real services does every write with every fault."""
-    expected = undisturbed_output(job)
-    steps, faults = steps_of(job), list(FAULTS.values())
-    for number, step in enumerate(range(0, len(steps), 4)):
-        fail_at(job, step, steps[step], faults[number % len(faults)], expected)
+    """A sample; the suite of real services takes every write."""
+    fail_at_each(job, slice(0, None, 4))
 
 
 @pytest.mark.service
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_disk_that_fails_at_any_write_costs_one_error_and_no_file(job: Job, name: str) -> None:
+def test_a_disk_that_fails_at_any_write_costs_one_error_and_no_file(job: Job) -> None:
+    fail_at_each(job, slice(None))
+
+
+def fail_at_each(job: Job, chosen: slice) -> None:
+    """Each of these steps in turn, with one of the faults in turn."""
     expected = undisturbed_output(job)
-    for step, at in enumerate(steps_of(job)):
-        fail_at(job, step, at, FAULTS[name], expected)
+    steps = list(enumerate(steps_of(job)))[chosen]
+    for (step, at), fault in zip(steps, itertools.cycle(FAULTS.values()), strict=False):
+        fail_at(job, step, at, fault, expected)
 
 
 @contextmanager
