@@ -7,7 +7,7 @@ from typing import Literal
 from prefect.blocks.core import Block
 
 from blocks.mirror import DOCUMENTATION, LOGO, NO_INPUT_IN_ERRORS, mirrored, refuse_unknown_keys, settings_of
-from tokenmill.job import InferenceSpec
+from tokenmill.job import InferenceSpec, Task
 
 
 class ModelSettings(Block):
@@ -29,7 +29,7 @@ class ModelSettings(Block):
     ```
     """
 
-    task: Literal["embed"] = mirrored(InferenceSpec, "task")
+    task: Task = mirrored(InferenceSpec, "task")
     model: str | None = mirrored(InferenceSpec, "model")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = mirrored(InferenceSpec, "precision")
     device: str = mirrored(InferenceSpec, "device")
@@ -37,6 +37,9 @@ class ModelSettings(Block):
     normalize: bool | None = mirrored(InferenceSpec, "normalize")
     dimensions: int | None = mirrored(InferenceSpec, "dimensions")
     dtype: Literal["float32", "float16"] = mirrored(InferenceSpec, "dtype")
+    all_scores: bool = mirrored(InferenceSpec, "all_scores")
+    threshold: float = mirrored(InferenceSpec, "threshold")
+    activation: Literal["auto", "none", "sigmoid", "softmax"] = mirrored(InferenceSpec, "activation")
     trust_remote_code: bool = mirrored(InferenceSpec, "trust_remote_code")
 
     def block_initialization(self) -> None:

@@ -41,7 +41,7 @@ def show_plan(data: Data, console: Console) -> None:
             "max tokens a row",
             f"{data['max_tokens']:,} ({data['share_truncated_in_sample']:.1%} of a sample is longer)",
         ),
-        *([("model", f"{data['model']}, {data['pooling']} pooling")] if "model" in data else []),
+        *([("model", f"{data['model']}, {_head(data)}")] if "model" in data else []),
         (
             "this machine",
             f"tokenize {data['tokenize_tokens_per_second']:,.0f} tok/s"
@@ -90,6 +90,14 @@ def show_verdict(data: Data, console: Console) -> None:
         console.print(f"  [red]wrong[/red]  {escape(problem)}", highlight=False)
     if not data["problems"]:
         console.print("All checksums and sums are right.", style="green")
+
+
+def _head(data: Data) -> str:
+    """What the model is used for. Example: "classify by 3 labels: negative, neutral, positive"."""
+    if "labels" in data:
+        shown = ", ".join(data["labels"][:5]) + (", ..." if len(data["labels"]) > 5 else "")
+        return f"{data['task']} by {counted(len(data['labels']), 'label')}: {shown}"
+    return f"{data['task']}, {data['pooling']} pooling" if "pooling" in data else str(data["task"])
 
 
 def show_rejects(data: Data, console: Console) -> None:

@@ -1,6 +1,6 @@
 """The model backend's whole contract, on one page. No torch here.
 
-Legend: B rows of a batch, L tokens of its longest row, D dimensions of a vector.
+Legend: B rows of a batch, L tokens of its longest row, V values of a row.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+Values = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendInfo:
-    """What the engine must know of a loaded model, and what a receipt says of it."""
+    """What the engine must know of a loaded model, and what a receipt says of it.
+
+    num_values: V, what a task makes of a row: the dimensions of a vector, a score a label, ...
+    (`tokenmill.results` says what each value is).
+    """
 
     model_type: str
     num_parameters: int
     device: str
     precision: str
-    pooling: str
-    normalized: bool
-    dimensions: int
+    num_values: int
     pad_id: int
     default_batch_tokens: int
 
@@ -30,19 +34,19 @@ class BackendInfo:
         return asdict(self)
 
 
-class EmbedBackend(Protocol):
-    """A model on a device. `embed` is called from one thread at a time."""
+class Backend(Protocol):
+    """A model on a device, with the head of one task. `run` is called from one thread at a time."""
 
     @property
     def info(self) -> BackendInfo: ...
 
-    def embed(
+    def run(
         self,
         ids_BL: npt.NDArray[np.int64],
         lengths_B: npt.NDArray[np.int64],
         pair_starts_B: npt.NDArray[np.int64] | None = None,
-    ) -> npt.NDArray[np.float32]:
-        """One vector a row, shape (B, D), float32; what lies beyond a row's length is padding.
+    ) -> Values:
+        """The values of each row, shape (B, V); what lies beyond a row's length is padding.
 
         pair_starts_B: where the second text of each row begins, if rows are pairs.
         Raises OutOfMemoryError if the batch does not fit: the engine halves it.

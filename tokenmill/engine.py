@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from tokenmill.accounting import Counts
-from tokenmill.backend import EmbedBackend
+from tokenmill.backend import Backend
 from tokenmill.errors import OutputError
 from tokenmill.job import Job
 from tokenmill.limits import check_limits
@@ -130,17 +130,19 @@ class Run:
         backend = self.setup.need_model().load_backend()
         info = self.setup.tokenize.tokenizer.info
         row = [*info.prefix_ids, *info.suffix_ids] or [info.pad_id]
-        backend.embed(np.array([row], dtype=np.int64), np.array([len(row)], dtype=np.int64))
+        backend.run(np.array([row], dtype=np.int64), np.array([len(row)], dtype=np.int64))
 
     def tokenize(self, shard: Shard) -> Receipt:
         check_tokens_key(self.setup, shard)
         return tokenize_shard(shard, self.setup.tokenize, self.job, self.store, self.storages.input)
 
-    def infer(self, shard: Shard, backend: EmbedBackend | None = None) -> Receipt:
+    def infer(self, shard: Shard, backend: Backend | None = None) -> Receipt:
         setup = self.setup.need_model()
         check_results_key(self.setup, shard)
         fingerprint = setup.key_options()["model"]
-        return infer_shard(shard, backend or setup.load_backend(), self.job, self.store, fingerprint)
+        backend = backend or setup.load_backend()
+        columns = setup.result_columns(backend.info.num_values)
+        return infer_shard(shard, backend, columns, self.job, self.store, fingerprint)
 
     def check_limits(self, plan: Plan) -> None:
         """Hold what is tokenized so far against the job's limits.  Raises RejectLimitError, QualityError."""
@@ -160,7 +162,7 @@ class Run:
         return publish(plan, self.setup, self.store, finished)
 
 
-def run_shards(run: Run, plan: Plan, backend: EmbedBackend | None = None) -> None:
+def run_shards(run: Run, plan: Plan, backend: Backend | None = None) -> None:
     """Do every unfinished shard of both stages with threads. The first error is raised at the end
     of the shards in progress; those that finished stay finished.
     """
@@ -186,7 +188,7 @@ def run_shards(run: Run, plan: Plan, backend: EmbedBackend | None = None) -> Non
             finished.future.result()
 
 
-def run_job(job: Job, storages: Storages | None = None, backend: EmbedBackend | None = None) -> Manifest:
+def run_job(job: Job, storages: Storages | None = None, backend: Backend | None = None) -> Manifest:
     """All stages of a job in this process, without Prefect and without quality gates.
 
     Raises every leaf of TokenmillError.
@@ -194,7 +196,7 @@ def run_job(job: Job, storages: Storages | None = None, backend: EmbedBackend | 
     return finish(Run.open(job, storages), backend)
 
 
-def finish(run: Run, backend: EmbedBackend | None = None) -> Manifest:
+def finish(run: Run, backend: Backend | None = None) -> Manifest:
     """Do what is left of a job, publication included."""
     run.setup.need_model()
     plan = run.plan()

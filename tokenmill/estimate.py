@@ -93,11 +93,11 @@ def _infer_rate(run: Run, cut: Cut) -> float:
     budget = run.job.run.max_batch_tokens or backend.info.default_batch_tokens
     batches = plan_batches(np.diff(cut.offsets_N1), budget)
     padded = [pad_batch(cut.ids, cut.offsets_N1, rows, backend.info.pad_id) for rows in batches]
-    backend.embed(*padded[0])
+    backend.run(*padded[0])
     tokens, start = 0, time.perf_counter()
     # Subtle: batches are sorted by length, so a probe cut short must take them from everywhere.
     for ids_BL, lengths_B in padded[:: max(1, len(padded) // 16)]:
-        backend.embed(ids_BL, lengths_B)
+        backend.run(ids_BL, lengths_B)
         tokens += int(lengths_B.sum())
         if time.perf_counter() - start > PROBE_S:
             break

@@ -76,31 +76,48 @@ def token_figures() -> Figures:
     return figures
 
 
-def result_figures() -> Figures:
-    """row_step, norm and num_nonfinite of a row; a null vector has no finite value.
+def result_figures(columns: Sequence[str]) -> Callable[[], Figures]:
+    """row_step and num_nonfinite of a row, and what is looked at of its task's columns.
 
+    columns: numbers, taken as they are; `embedding` becomes its norm. A null number, and a null vector,
+    has no finite value.
     row_step: the row's ordinal less that of the row before it of the same file and part; below 1,
     a row comes twice or out of order.
     """
-    last_ordinals: dict[str | None, int] = {}
 
-    def figures(batch: pa.RecordBatch) -> dict[str, Any]:
-        vectors = batch["embedding"]
-        size = vectors.type.list_size
-        values = vectors.values.slice(vectors.offset * size, len(vectors) * size)
-        values_ND = values.to_numpy(zero_copy_only=False).reshape(len(vectors), size).astype(np.float32)
-        values_ND[vectors.is_null().to_numpy(zero_copy_only=False)] = np.nan
-        with np.errstate(over="ignore", invalid="ignore"):
-            norm_N = np.sqrt(np.einsum("nd,nd->n", values_ND, values_ND))
-        files = batch["source_file"].dictionary_encode()
-        ordinals_N = batch["row_ordinal"].fill_null(-1).to_numpy()
-        return {
-            "row_step": row_steps(files, ordinals_N, last_ordinals),
-            "norm": norm_N.astype(np.float64),
-            "num_nonfinite": (~np.isfinite(values_ND)).sum(axis=1),
-        }
+    def start() -> Figures:
+        last_ordinals: dict[str | None, int] = {}
 
-    return figures
+        def figures(batch: pa.RecordBatch) -> dict[str, Any]:
+            files = batch["source_file"].dictionary_encode()
+            ordinals_N = batch["row_ordinal"].fill_null(-1).to_numpy()
+            found: dict[str, Any] = {"row_step": row_steps(files, ordinals_N, last_ordinals)}
+            num_bad_N = np.zeros(len(batch), np.int64)
+            for name in columns:
+                values_ND = _numbers(batch[name])
+                num_bad_N += (~np.isfinite(values_ND)).sum(axis=1)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    norm_N = np.sqrt(np.einsum("nd,nd->n", values_ND, values_ND))
+                found |= (
+                    {"norm": norm_N.astype(np.float64)} if name == "embedding" else {name: values_ND[:, 0]}
+                )
+            return {**found, "num_nonfinite": num_bad_N}
+
+        return figures
+
+    return start
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[Any]:
+    """A column of numbers or of vectors, shape (N, D); NaN where it is null."""
+    if not pa.types.is_fixed_size_list(column.type):
+        numbers_N: npt.NDArray[Any] = column.cast(pa.float64()).fill_null(np.nan).to_numpy(False)
+        return numbers_N[:, None]
+    size = column.type.list_size
+    values = column.values.slice(column.offset * size, len(column) * size)
+    values_ND: npt.NDArray[Any] = values.to_numpy(False).reshape(len(column), size).astype(np.float32)
+    values_ND[column.is_null().to_numpy(zero_copy_only=False)] = np.nan
+    return values_ND
 
 
 def row_steps(files: pa.DictionaryArray, ordinals_N: Int64s, last: dict[str | None, int]) -> Int64s:

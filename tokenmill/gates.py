@@ -80,23 +80,43 @@ def check_tokens(
 
 
 def check_results(plan: Plan, setup: Setup, store: Store, receipts: Sequence[Receipt]) -> GateResult:
-    """Hold the result parts against their receipts: each row once, its vector finite, and of unit
-    length if the model's recipe says so.
+    """Hold the result parts against their receipts: each row once, its values finite and what those of
+    its task can be.
 
     receipts: of the plan's shards, in its order.  Raises ConfigError, DataError, StoreError.
     """
-    tolerance = UNIT_TOLERANCE[setup.job.inference.dtype]
-    normalize = setup.need_model().recipe.normalize
+    limits = _limits_of(setup)
+    columns = COLUMNS[setup.job.inference.task]
     with open_gx() as gx:
         gate = Gate("results", "infer", plan, store, gx)
         gate.expect(
             "rows",
             gate.between("num_nonfinite", None, 0),
-            *([gate.between("norm", 1 - tolerance, 1 + tolerance)] if normalize else []),
+            *(gate.between(name, low, high) for name, (low, high) in limits.items()),
             gate.between("row_step", 1, None),
             *map(gate.present, ROW_KEY),
         )
-        for frame in iter_frames(store, gate.parts(), ("embedding",), result_figures):
+        for frame in iter_frames(store, gate.parts(), columns, result_figures(columns)):
             gate.check_rows(frame)
         gate.check_counts(receipts)
         return gate.result()
+
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "embed": ("embedding",),
+    "classify": ("score",),
+    "rank": ("score",),
+    "score": ("nll", "num_scored"),
+}
+
+
+def _limits_of(setup: Setup) -> dict[str, tuple[float | None, float | None]]:
+    """Lowest and highest of each figure of the job's task."""
+    spec, infer = setup.job.inference, setup.need_model()
+    if spec.task == "embed":
+        tolerance = UNIT_TOLERANCE[spec.dtype]
+        return {"norm": (1 - tolerance, 1 + tolerance)} if infer.recipe.normalize else {}
+    if spec.task == "score":
+        return {"nll": (0, None), "num_scored": (0, None)}
+    assert infer.labels is not None
+    return {} if infer.labels.activation == "none" else {"score": (0, 1)}

@@ -1,48 +1,69 @@
-"""Group-by over results, by DuckDB: counts, tokens, and the centroid of the vectors.
+"""Group-by over results, by DuckDB: counts, tokens, and a figure of the task, such as the mean vector.
 
 One thread and a fixed order, so that the same results give the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from tempfile import TemporaryDirectory
 
 import duckdb
 import pyarrow as pa
 
 from tokenmill.errors import DataError, TokenmillError
-from tokenmill.schemas import GROUP_FIGURES
+from tokenmill.schemas import GROUP_COUNTS, GROUP_FIGURES
 
 MEMORY_LIMIT = "2GB"
 
 
 def group_rows(
-    rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema, columns: Sequence[str]
+    rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema, columns: Sequence[str], task: str
 ) -> pa.Table:
     """One row a group, sorted by the group columns, nulls last.
 
     rows: gives the results anew at each call.  schema: of the results.
-    Columns: the group columns, num_rows, num_tokens, mean_tokens, centroid (float32 list).
+    Columns: the group columns, `GROUP_COUNTS` and the task's `GROUP_FIGURES`.
     Raises DataError for columns that cannot be grouped by.
     """
     keys = [f"g{place}" for place in range(len(columns))]
-    names, size = ", ".join(keys), schema.field("embedding").type.list_size
-    view = _View(rows, schema, columns)
+    view = _View(rows, schema, columns, COLUMNS_USED[task])
+    figures = _centroids(view, schema, keys) if task == "embed" else []
+    names = ", ".join(keys)
+    counted = ["count(*)", "sum(num_tokens)::BIGINT", "avg(num_tokens)", *SUMS[task]]
     counts = view.query(
-        f"SELECT {names}, count(*) AS num_rows, sum(num_tokens)::BIGINT AS num_tokens, "
-        f"avg(num_tokens) AS mean_tokens FROM results GROUP BY {names} ORDER BY {_order(keys)}"
+        f"SELECT {names}, {', '.join(counted)} FROM results GROUP BY {names} ORDER BY {_order(keys)}"
     )
-    centroids = view.query(
+    wanted = pa.schema([*(schema.field(name) for name in columns), *GROUP_COUNTS, *GROUP_FIGURES[task]])
+    table = pa.Table.from_arrays([*counts.columns, *figures], names=wanted.names)
+    return table.cast(wanted).combine_chunks()
+
+
+COLUMNS_USED: Mapping[str, tuple[str, ...]] = {
+    "embed": ("embedding",),
+    "classify": ("label",),
+    "rank": ("score",),
+    "score": ("nll", "num_scored"),
+}
+SUMS: Mapping[str, tuple[str, ...]] = {
+    "embed": (),
+    "classify": ("histogram(label)",),
+    "rank": ("avg(score::DOUBLE)",),
+    "score": ("sum(num_scored)::BIGINT", "exp(sum(nll) / nullif(sum(num_scored), 0))"),
+}
+
+
+def _centroids(view: _View, schema: pa.Schema, keys: Sequence[str]) -> list[pa.ChunkedArray]:
+    """The mean vector of each group."""
+    names, size = ", ".join(keys), schema.field("embedding").type.list_size
+    table = view.query(
         f"WITH cells AS (SELECT {names}, unnest(embedding::FLOAT[]) AS cell, "
         f"unnest(range({size})) AS place FROM results), "
         f"means AS (SELECT {names}, place, avg(cell::DOUBLE)::FLOAT AS mean FROM cells GROUP BY ALL) "
         f"SELECT {names}, list(mean ORDER BY place) AS centroid FROM means "
         f"GROUP BY {names} ORDER BY {_order(keys)}"
     )
-    table = counts.append_column("centroid", centroids["centroid"])
-    wanted = pa.schema([*(schema.field(name) for name in columns), *GROUP_FIGURES])
-    return table.rename_columns(wanted.names).cast(wanted).combine_chunks()
+    return [table["centroid"]]
 
 
 def _order(keys: Sequence[str]) -> str:
@@ -56,10 +77,15 @@ class _View:
     """
 
     def __init__(
-        self, rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema, columns: Sequence[str]
+        self,
+        rows: Callable[[], Iterator[pa.RecordBatch]],
+        schema: pa.Schema,
+        columns: Sequence[str],
+        used: Sequence[str],
     ) -> None:
-        self._rows, self._columns = rows, [*columns, "num_tokens", "embedding"]
-        names = [*(f"g{place}" for place in range(len(columns))), "num_tokens", "embedding"]
+        self._rows, self._columns = rows, [*columns, "num_tokens", *used]
+        self._shown = ", ".join(columns)
+        names = [*(f"g{place}" for place in range(len(columns))), "num_tokens", *used]
         types = [_readable(schema.field(name).type) for name in self._columns]
         self._schema = pa.schema(zip(names, types, strict=True))
 
@@ -78,7 +104,7 @@ class _View:
                 if failed:
                     raise failed[0] from exc
                 detail = " ".join(str(exc).split())
-                raise DataError(f"groups by {', '.join(self._columns[:-2])} failed: {detail}") from exc
+                raise DataError(f"groups by {self._shown} failed: {detail}") from exc
 
     def _batches(self, failed: list[TokenmillError]) -> Iterator[pa.RecordBatch]:
         """Subtle: an error of the rows passes through DuckDB as text only; it is kept in `failed`."""

@@ -18,11 +18,21 @@ from pydantic_core import PydanticCustomError
 
 from tokenmill.errors import ConfigError, UnknownKeyError
 from tokenmill.job_file import read_mapping
-from tokenmill.schemas import GROUP_FIGURES, RESERVED
+from tokenmill.schemas import GROUP_COUNTS, GROUP_FIGURES, RESERVED, RESULT_NAMES
 from tokenmill.uris import is_bucket, is_web
 
 MIB = 1024 * 1024
 
+Task = Literal["embed", "classify", "rank", "score"]
+OPTIONS_OF_TASKS: Mapping[str, tuple[Task, ...]] = {
+    "pooling": ("embed",),
+    "normalize": ("embed",),
+    "dimensions": ("embed",),
+    "dtype": ("embed",),
+    "all_scores": ("classify",),
+    "threshold": ("classify",),
+    "activation": ("classify", "rank"),
+}
 Format = Literal["auto", "parquet", "arrow", "jsonl", "csv", "text"]
 
 
@@ -238,7 +248,7 @@ class InferenceSpec(Spec):
     """Which model runs over the tokens, and what is kept of its output."""
 
     block: str | None = Field(None, description="Name of a saved tokenmill-model block.")
-    task: Literal["embed"] = Field("embed", description="What the model computes for each row.")
+    task: Task = Field("embed", description="What the model computes for each row.")
     model: str | None = Field(None, description="Folder, package:NAME/FOLDER or hub id.")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="auto: fp32 on CPU, bf16 on GPUs that have it."
@@ -252,9 +262,30 @@ class InferenceSpec(Spec):
     normalize: bool | None = Field(None, description="Unit-length vectors. Default: as the model.")
     dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions.")
     dtype: Literal["float32", "float16"] = Field("float32", description="Type of stored vectors.")
+    all_scores: bool = Field(
+        False, description="classify: store the score of every label, not only the best."
+    )
+    threshold: float = Field(
+        0.5, ge=0, le=1, description="classify, several labels a row: the score from which a label holds."
+    )
+    activation: Literal["auto", "none", "sigmoid", "softmax"] = Field(
+        "auto", description="classify, rank: what makes scores of logits. auto: as the model's own files say."
+    )
     trust_remote_code: bool = Field(
         False, description="Run code that ships with the model. The report shows it."
     )
+
+    @model_validator(mode="after")
+    def _options_are_of_the_task(self) -> InferenceSpec:
+        for name in sorted(self.model_fields_set):
+            tasks = OPTIONS_OF_TASKS.get(name)
+            if (
+                tasks
+                and self.task not in tasks
+                and getattr(self, name) != type(self).model_fields[name].default
+            ):
+                raise ValueError(f"{name}: only for task {' and '.join(tasks)}, not for {self.task}")
+        return self
 
 
 class OutputSpec(Spec):
@@ -337,22 +368,29 @@ class Job(Spec):
     quality: QualitySpec = QualitySpec()
     run: RunSpec = RunSpec()
 
-    @field_validator("input")
-    @classmethod
-    def _keep_is_free(cls, value: InputSpec) -> InputSpec:
-        for name in value.keep:
-            if name in RESERVED:
-                raise ValueError(f"keep: {name!r} is a column of tokenmill's own; rename it")
-        if len(set(value.keep)) < len(value.keep):
-            raise ValueError("keep: names a column twice")
-        return value
+    @model_validator(mode="after")
+    def _keep_is_free(self) -> Job:
+        keep = self.input.keep
+        for name in keep:
+            if name in RESERVED | RESULT_NAMES[self.inference.task]:
+                raise ValueError(f"input.keep: {name!r} is a column of tokenmill's own; rename it")
+        if len(set(keep)) < len(keep):
+            raise ValueError("input.keep: names a column twice")
+        return self
+
+    @model_validator(mode="after")
+    def _rank_has_pairs(self) -> Job:
+        if self.inference.task == "rank" and self.input.pair is None:
+            raise ValueError("inference.task: rank needs pairs of texts; name the second one in input.pair")
+        return self
 
     @model_validator(mode="after")
     def _groups_are_kept(self) -> Job:
+        own = {figure.name for figure in (*GROUP_COUNTS, *GROUP_FIGURES[self.inference.task])}
         for name in self.aggregate.group_by:
             if name not in self.input.keep:
                 raise ValueError(f"aggregate.group_by: {name!r} must be listed in input.keep")
-            if name in {figure.name for figure in GROUP_FIGURES}:
+            if name in own:
                 raise ValueError(f"aggregate.group_by: {name!r} is a column of the groups' own; rename it")
         if len(set(self.aggregate.group_by)) < len(self.aggregate.group_by):
             raise ValueError("aggregate.group_by: names a column twice")

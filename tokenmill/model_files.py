@@ -162,15 +162,15 @@ def read_recipe(folder: Path, override: str | None = None) -> EncoderRecipe:
     """
     settings = _settings(folder)
     pooling, normalize, dense, pools_prompt = "mean", False, [], True
-    for module in _read_json(folder / "modules.json") or []:
+    for module in read_json(folder / "modules.json") or []:
         kind, path = module["type"].rpartition(".")[2], folder / module["path"]
         if kind == "Pooling":
-            config = _read_json(path / "config.json") or {}
+            config = read_json(path / "config.json") or {}
             pooling, pools_prompt = override or _pooling(config, path), config.get("include_prompt", True)
         elif kind == "Normalize":
             normalize = True
         elif kind == "Dense":
-            activation = (_read_json(path / "config.json") or {}).get(
+            activation = (read_json(path / "config.json") or {}).get(
                 "activation_function", "torch.nn.Identity"
             )
             dense.append(DenseLayer(folder=path, activation=activation.rpartition(".")[2]))
@@ -178,7 +178,7 @@ def read_recipe(folder: Path, override: str | None = None) -> EncoderRecipe:
             raise ModelMismatchError(
                 f"{folder}: modules.json names {module['type']}, which tokenmill does not run"
             )
-    texts = _read_json(folder / "config_sentence_transformers.json") or {}
+    texts = read_json(folder / "config_sentence_transformers.json") or {}
     return EncoderRecipe(
         pooling=pooling,
         normalize=normalize,
@@ -192,7 +192,7 @@ def read_recipe(folder: Path, override: str | None = None) -> EncoderRecipe:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    found = (_read_json(folder / name) for name in ST_CONFIGS)
+    found = (read_json(folder / name) for name in ST_CONFIGS)
     return next((config for config in found if config), {})
 
 
@@ -210,7 +210,7 @@ def _pooling(config: Mapping[str, Any], path: Path) -> str:
     return known[0]
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     """Parsed file, or None if there is none.  Raises ModelMismatchError if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -239,7 +239,7 @@ def read_limits(folder: Path) -> ModelLimits:
 
     Subtle: RoBERTa and its kin count positions from pad_token_id + 1.
     """
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if config is None:
         raise ModelMismatchError(f"{folder}: no config.json; not a transformers checkpoint")
     text = config.get("text_config") or config

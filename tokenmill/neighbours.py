@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenmill.backend import EmbedBackend
+from tokenmill.backend import Backend
 from tokenmill.engine import Run
 from tokenmill.errors import ConfigError
 from tokenmill.manifest import Manifest, read_manifest
@@ -84,7 +84,7 @@ class Recall:
 
 
 def answers(
-    run: Run, queries: Sequence[str], top: int = 5, backend: EmbedBackend | None = None
+    run: Run, queries: Sequence[str], top: int = 5, backend: Backend | None = None
 ) -> list[list[Neighbour]]:
     """The rows of the published dataset nearest to each query text, best first.
 
@@ -111,7 +111,7 @@ def nearest(store: Store, manifest: Manifest, queries_QD: Floats, top: int) -> l
 
 
 def self_retrieval(
-    run: Run, plan: Plan, sample: int = 200, top: int = 10, backend: EmbedBackend | None = None
+    run: Run, plan: Plan, sample: int = 200, top: int = 10, backend: Backend | None = None
 ) -> Recall:
     """Ask for documents by their own first sentence: a share that falls if anything is mixed up.
 

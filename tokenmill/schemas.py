@@ -6,7 +6,7 @@ version is part of every shard key, and so old parts are never mixed with new on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
@@ -39,13 +39,24 @@ REJECT_COLUMNS = (
     pa.field("columns", pa.string()),
 )
 
-RESERVED = frozenset(f.name for f in ROW_KEY + TOKEN_COLUMNS) | {"embedding"}
-GROUP_FIGURES = (
+RESERVED = frozenset(f.name for f in ROW_KEY + TOKEN_COLUMNS)
+RESULT_NAMES: Mapping[str, frozenset[str]] = {
+    "embed": frozenset({"embedding"}),
+    "classify": frozenset({"label", "score", "labels", "scores"}),
+    "rank": frozenset({"score"}),
+    "score": frozenset({"nll", "num_scored", "perplexity"}),
+}
+GROUP_COUNTS = (
     pa.field("num_rows", pa.int64()),
     pa.field("num_tokens", pa.int64()),
     pa.field("mean_tokens", pa.float64()),
-    pa.field("centroid", pa.list_(pa.float32())),
 )
+GROUP_FIGURES: Mapping[str, tuple[pa.Field, ...]] = {
+    "embed": (pa.field("centroid", pa.list_(pa.float32())),),
+    "classify": (pa.field("label_counts", pa.map_(pa.string(), pa.int64())),),
+    "rank": (pa.field("mean_score", pa.float64()),),
+    "score": (pa.field("num_scored", pa.int64()), pa.field("perplexity", pa.float64())),
+}
 
 FLOATS: Mapping[str, pa.DataType] = {"float32": pa.float32(), "float16": pa.float16()}
 
@@ -61,21 +72,44 @@ def tokens_schema(keep: Mapping[str, pa.DataType], pairs: bool = False) -> pa.Sc
     return pa.schema([*ROW_KEY, *kept, *columns])
 
 
-def embeddings_schema(keep: Mapping[str, pa.DataType], dimensions: int, dtype: str) -> pa.Schema:
-    """Schema of an `embed` result: row key, kept columns, token counts and the vector.
-
-    dimensions: length of one vector.  dtype: "float32" or "float16".
-    """
+def results_schema(keep: Mapping[str, pa.DataType], fields: Iterable[pa.Field]) -> pa.Schema:
+    """Schema of a result: row key, kept columns, token counts and the task's own columns."""
     kept = (pa.field(name, kind) for name, kind in keep.items())
-    item = pa.field("item", FLOATS[dtype], nullable=False)
-    vector = pa.field("embedding", pa.list_(item, dimensions), nullable=False)
     counts = (f for f in TOKEN_COLUMNS if f.name in ("num_tokens", "num_tokens_dropped"))
-    return pa.schema([*ROW_KEY, *kept, *counts, vector])
+    return pa.schema([*ROW_KEY, *kept, *counts, *fields])
+
+
+def embed_fields(dimensions: int, dtype: str) -> tuple[pa.Field, ...]:
+    """dimensions: length of one vector.  dtype: "float32" or "float16"."""
+    item = pa.field("item", FLOATS[dtype], nullable=False)
+    return (pa.field("embedding", pa.list_(item, dimensions), nullable=False),)
+
+
+def classify_fields(labels: Iterable[str], *, several: bool, all_scores: bool) -> tuple[pa.Field, ...]:
+    """The best label and its score.  several: and every label that holds.  all_scores: and every score."""
+    best = (pa.field("label", pa.string(), nullable=False), pa.field("score", pa.float32(), nullable=False))
+    held = (pa.field("labels", pa.list_(pa.string()), nullable=False),) if several else ()
+    each = pa.struct([pa.field(label, pa.float32(), nullable=False) for label in labels])
+    return (*best, *held, *((pa.field("scores", each, nullable=False),) if all_scores else ()))
+
+
+def rank_fields() -> tuple[pa.Field, ...]:
+    """How well the second text of a pair fits the first, by the model's own scale."""
+    return (pa.field("score", pa.float32(), nullable=False),)
+
+
+def score_fields() -> tuple[pa.Field, ...]:
+    """nll: sum over the scored tokens, in nats.  perplexity: exp(nll / num_scored)."""
+    return (
+        pa.field("nll", pa.float64(), nullable=False),
+        pa.field("num_scored", pa.int32(), nullable=False),
+        pa.field("perplexity", pa.float64()),
+    )
 
 
 REJECTS_SCHEMA = pa.schema(REJECT_COLUMNS)
 
 
 def kept_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Name and type of the columns that were carried through from the input."""
+    """Name and type of the columns of a token part that were carried through from the input."""
     return {f.name: f.type for f in schema if f.name not in RESERVED}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from tokenmill.backend import EmbedBackend
+from tokenmill.backend import Backend
 from tokenmill.chat import ChatTemplate, ChatTokenizer
 from tokenmill.errors import ConfigError, ModelMismatchError
 from tokenmill.job import Job
@@ -23,6 +23,14 @@ from tokenmill.model_files import (
     read_limits,
     read_recipe,
     resolve_model,
+)
+from tokenmill.model_heads import LabelRecipe, check_head, read_labels
+from tokenmill.results import (
+    ResultColumns,
+    classify_columns,
+    embed_columns,
+    rank_columns,
+    score_columns,
 )
 from tokenmill.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
 
@@ -64,14 +72,27 @@ class InferSetup:
     num_prompt_tokens: int
     pad_id: int
     second_type: int = 0
+    labels: LabelRecipe | None = None
 
     def key_options(self) -> dict[str, Any]:
         """What goes into the infer key."""
         spec = self.job.inference
-        return {
+        common = {
             "model": folder_fingerprint(self.folder),
             "task": spec.task,
             "precision": spec.precision,
+        }
+        return {**common, **self._task_options()}
+
+    def _task_options(self) -> dict[str, Any]:
+        """Those of the task alone."""
+        spec = self.job.inference
+        if self.labels is not None:
+            several = {"threshold": spec.threshold} if self.labels.several else {}
+            return {"activation": self.labels.activation, "all_scores": spec.all_scores, **several}
+        if spec.task == "score":
+            return {}
+        return {
             "pooling": self.recipe.pooling,
             "normalize": self.recipe.normalize,
             "dimensions": spec.dimensions,
@@ -79,18 +100,38 @@ class InferSetup:
             "skipped_prompt_tokens": 0 if self.recipe.pools_prompt else self.num_prompt_tokens,
         }
 
-    def load_backend(self) -> EmbedBackend:
+    def describe(self) -> dict[str, Any]:
+        """The task, and what is particular to it."""
+        task = self.job.inference.task
+        if self.labels is not None:
+            return {"task": task, "labels": [*self.labels.names], "activation": self.labels.activation}
+        return {"task": task, **({"pooling": self.recipe.pooling} if task == "embed" else {})}
+
+    def result_columns(self, num_values: int) -> ResultColumns:
+        """The columns that the task adds to a row.  num_values: `BackendInfo.num_values`."""
+        spec = self.job.inference
+        if spec.task == "classify":
+            assert self.labels is not None
+            threshold = spec.threshold if self.labels.several else None
+            return classify_columns(self.labels.names, all_scores=spec.all_scores, threshold=threshold)
+        if spec.task == "embed":
+            return embed_columns(num_values, spec.dtype)
+        return rank_columns() if spec.task == "rank" else score_columns()
+
+    def load_backend(self) -> Backend:
         """The model, on the device; loaded once per process.  Raises ConfigError's leaves."""
-        from tokenmill.torch_backend import load_embedder
+        from tokenmill.torch_backend import load_backend
 
         spec = self.job.inference
-        return load_embedder(
+        return load_backend(
             self.folder,
             folder_state(self.folder),
+            task=spec.task,
             device=spec.device,
             precision=spec.precision,
             recipe=self.recipe,
             dimensions=spec.dimensions,
+            activation=cast(Any, self.labels.activation) if self.labels else None,
             num_prompt_tokens=self.num_prompt_tokens,
             pad_id=self.pad_id,
             second_type=self.second_type,
@@ -116,7 +157,7 @@ class Setup:
     def describe(self) -> Mapping[str, Any]:
         """What a plan or report says of it."""
         info = self.tokenize.tokenizer.info
-        model = {"model": str(self.infer.folder), "pooling": self.infer.recipe.pooling} if self.infer else {}
+        model = {"model": str(self.infer.folder), **self.infer.describe()} if self.infer else {}
         return {"vocabulary": info.vocab_size, "max_tokens": self.tokenize.max_tokens, **model}
 
 
@@ -132,6 +173,7 @@ def prepare(job: Job) -> Setup:
     tokenize = _tokenize_setup(job, folder, recipe, limits)
     if folder is None or recipe is None:
         return Setup(job=job, tokenize=tokenize, infer=None)
+    check_head(folder, spec.task)
     infer = InferSetup(
         folder=folder,
         recipe=recipe,
@@ -139,6 +181,7 @@ def prepare(job: Job) -> Setup:
         num_prompt_tokens=tokenize.num_prompt_tokens,
         pad_id=_pad_id(tokenize.tokenizer, limits),
         second_type=pair.second_type if (pair := tokenize.tokenizer.info.pair) and job.input.pair else 0,
+        labels=_labels(job, folder),
     )
     return Setup(job=job, tokenize=tokenize, infer=infer)
 
@@ -162,6 +205,15 @@ def _recipe(job: Job, folder: Path) -> EncoderRecipe:
     recipe = read_recipe(folder, override)
     normalize = recipe.normalize if spec.normalize is None else spec.normalize
     return replace(recipe, pooling=override or recipe.pooling, normalize=normalize)
+
+
+def _labels(job: Job, folder: Path) -> LabelRecipe | None:
+    """Of classify and rank, with what the job overrides."""
+    spec = job.inference
+    if spec.task not in ("classify", "rank"):
+        return None
+    labels = read_labels(folder, spec.task)
+    return labels if spec.activation == "auto" else replace(labels, activation=spec.activation)
 
 
 def _tokenize_setup(

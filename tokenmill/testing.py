@@ -97,14 +97,12 @@ class FakeBackend:
             num_parameters=0,
             device="cpu",
             precision="fp32",
-            pooling="mean",
-            normalized=False,
-            dimensions=self.dimensions,
+            num_values=self.dimensions,
             pad_id=PAD,
             default_batch_tokens=self.default_batch_tokens,
         )
 
-    def embed(
+    def run(
         self,
         ids_BL: npt.NDArray[np.int64],
         lengths_B: npt.NDArray[np.int64],

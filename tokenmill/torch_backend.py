@@ -1,13 +1,14 @@
-"""The one module that touches the device: a transformers encoder under torch.
+"""The one module that loads models onto a device: a transformers checkpoint under torch.
 
-Pooling, normalisation and the cast to float32 happen on the device; only (B, D) vectors come back.
-Legend: B rows of a batch, L longest row in tokens, D dimensions.
+Only the values of each row come back from the device; what they are is the head's (`torch_heads`).
+Legend: B rows of a batch, L longest row in tokens, V values of a row.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,10 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+)
 from transformers.utils import logging as transformers_logging
 
-from tokenmill.backend import BackendInfo
+from tokenmill.backend import BackendInfo, Values
 from tokenmill.errors import (
     BackendError,
     BackendUnavailableError,
@@ -27,11 +33,25 @@ from tokenmill.errors import (
     ModelNotFoundError,
     OutOfMemoryError,
 )
-from tokenmill.model_files import EncoderRecipe, FolderState, first_line
+from tokenmill.model_files import EncoderRecipe, FolderState, first_line, read_json
+from tokenmill.torch_heads import (
+    Activation,
+    EmbedHead,
+    Head,
+    Inputs,
+    LabelHead,
+    ScoreHead,
+    check_token_logits,
+)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-ACTIVATIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU, "SiLU": nn.SiLU}
 DEFAULT_BATCH_TOKENS = {"cpu": 2048, "mps": 16_384, "cuda": 131_072}
+MODEL_CLASSES: Mapping[str, Any] = {
+    "embed": AutoModel,
+    "classify": AutoModelForSequenceClassification,
+    "rank": AutoModelForSequenceClassification,
+    "score": AutoModelForCausalLM,
+}
 
 # Subtle: only CUDA's allocator has an exception of its own; the others raise RuntimeError.
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -73,56 +93,44 @@ def pick_precision(asked: str, device: torch.device) -> str:
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "fp32"
 
 
-class TorchEmbedder:
-    """An encoder that gives one vector a row.  Implements `tokenmill.backend.EmbedBackend`."""
+class TorchBackend:
+    """A model with the head of one task.  Implements `tokenmill.backend.Backend`."""
 
     def __init__(
         self,
         model: nn.Module,
+        head: Head,
         *,
         device: torch.device,
         precision: str,
-        recipe: EncoderRecipe,
-        dimensions: int | None,
-        num_prompt_tokens: int,
         pad_id: int,
         second_type: int = 0,
     ) -> None:
-        self._device, self._recipe = device, recipe
-        self._model = model.to(device=device).eval()
-        self._dense = nn.Sequential(*(_load_dense(layer.folder, layer.activation) for layer in recipe.dense))
-        self._dense.to(device=device).eval()
-        self._skip = 0 if recipe.pools_prompt else num_prompt_tokens
+        self._device, self._model, self._head = device, model, head
         config = cast(Any, model).config
         # Subtle: a tokenizer may give types to a model that has none.
         self._second_type = second_type if (getattr(config, "type_vocab_size", 0) or 0) > second_type else 0
-        hidden = int(getattr(config, "hidden_size", None) or config.d_model)
-        full = _dense_width(self._dense, hidden)
-        if dimensions is not None and dimensions > full:
-            raise ConfigError(f"inference.dimensions: {dimensions} is more than the model's {full}")
         self.info = BackendInfo(
             model_type=config.model_type,
             num_parameters=sum(p.numel() for p in model.parameters()),
             device=str(device),
             precision=precision,
-            pooling=recipe.pooling,
-            normalized=recipe.normalize,
-            dimensions=dimensions or full,
+            num_values=head.num_values,
             pad_id=pad_id,
             default_batch_tokens=DEFAULT_BATCH_TOKENS[device.type],
         )
 
-    def embed(
+    def run(
         self,
         ids_BL: npt.NDArray[np.int64],
         lengths_B: npt.NDArray[np.int64],
         pair_starts_B: npt.NDArray[np.int64] | None = None,
-    ) -> npt.NDArray[np.float32]:
+    ) -> Values:
         starts_B = None if pair_starts_B is None else torch.from_numpy(pair_starts_B)
         try:
             with torch.inference_mode():
-                vectors_BD = self._forward(torch.from_numpy(ids_BL), torch.from_numpy(lengths_B), starts_B)
-                return cast(npt.NDArray[np.float32], vectors_BD.cpu().numpy())
+                inputs = self._inputs(torch.from_numpy(ids_BL), torch.from_numpy(lengths_B), starts_B)
+                return cast(Values, self._head(self._model, inputs).cpu().numpy())
         except torch.OutOfMemoryError as exc:
             torch.cuda.empty_cache()
             raise OutOfMemoryError(f"batch of {ids_BL.shape[0]} x {ids_BL.shape[1]} tokens") from exc
@@ -133,98 +141,61 @@ class TorchEmbedder:
                 f"model failed on {ids_BL.shape[0]} x {ids_BL.shape[1]} tokens: {exc}"
             ) from exc
 
-    def _forward(self, ids_BL: Tensor, lengths_B: Tensor, starts_B: Tensor | None) -> Tensor:
+    def _inputs(self, ids_BL: Tensor, lengths_B: Tensor, starts_B: Tensor | None) -> Inputs:
         places_L = torch.arange(ids_BL.shape[1])
         real_BL = places_L < lengths_B[:, None]
-        types: dict[str, Tensor] = {}
+        types_BL = None
         if starts_B is not None and self._second_type:
             second_BL = real_BL & (places_L >= starts_B[:, None])
-            types["token_type_ids"] = (second_BL * self._second_type).to(self._device)
-        padded = not bool(real_BL.all())
-        ids_BL, real_BL = ids_BL.to(self._device), real_BL.to(self._device)
-        # Subtle: without padding no mask is needed, and attention takes its fastest path.
-        output = self._model(input_ids=ids_BL, attention_mask=real_BL.long() if padded else None, **types)
-        pooled_BD = _pool(output.last_hidden_state, real_BL, self._recipe.pooling, self._skip)
-        vectors_BD = self._dense(pooled_BD)[:, : self.info.dimensions]
-        return nn.functional.normalize(vectors_BD, dim=1) if self._recipe.normalize else vectors_BD
+            types_BL = (second_BL * self._second_type).to(self._device)
+        return Inputs(ids_BL=ids_BL.to(self._device), real_BL=real_BL.to(self._device), types_BL=types_BL)
 
     def device_memory_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
 
 
-def _pool(hidden_BLD: Tensor, real_BL: Tensor, mode: str, skip: int) -> Tensor:
-    """One float32 vector a row from its real tokens, the first `skip` (a prompt's) left out."""
-    if mode == "cls":
-        # Subtle: with the prompt left out, sentence-transformers takes the first token after it.
-        first_B = (real_BL.sum(dim=1) > skip) * skip
-        return hidden_BLD[torch.arange(len(first_B), device=first_B.device), first_B].float()
-    if mode == "last":
-        last_B = real_BL.sum(dim=1) - 1
-        return hidden_BLD[torch.arange(len(last_B), device=last_B.device), last_B].float()
-    weights_BL1 = real_BL.clone()
-    weights_BL1[:, :skip] = False
-    weights_BL1 = weights_BL1[:, :, None].float()
-    return (hidden_BLD.float() * weights_BL1).sum(dim=1) / weights_BL1.sum(dim=1).clamp(min=1e-9)
-
-
-def _load_dense(folder: Path, activation: str) -> nn.Module:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    path = folder / "model.safetensors"
-    if activation not in ACTIVATIONS:
-        raise ModelMismatchError(f"{folder}: activation {activation} is not one of {', '.join(ACTIVATIONS)}")
-    if not path.is_file():
-        raise ModelMismatchError(f"{path}: not there; tokenmill loads safetensors only")
-    try:
-        state = {name.removeprefix("linear."): tensor.float() for name, tensor in load_file(path).items()}
-        linear = nn.Linear(state["weight"].shape[1], state["weight"].shape[0], bias="bias" in state)
-        linear.load_state_dict(state)
-    except (SafetensorError, OSError, KeyError, RuntimeError) as exc:
-        raise ModelMismatchError(f"{path}: is not a linear layer: {first_line(exc)}") from exc
-    return nn.Sequential(linear, ACTIVATIONS[activation]())
-
-
-def _dense_width(dense: nn.Sequential, hidden: int) -> int:
-    linears = [layer for layer in dense.modules() if isinstance(layer, nn.Linear)]
-    return linears[-1].out_features if linears else hidden
-
-
 @functools.lru_cache(maxsize=2)
-def load_embedder(
+def load_backend(
     folder: Path,
     state: FolderState,  # noqa: ARG001 (what the cache goes by)
     *,
+    task: str,
     device: str,
     precision: str,
     recipe: EncoderRecipe,
     dimensions: int | None,
+    activation: Activation | None,
     num_prompt_tokens: int,
     pad_id: int,
     second_type: int,
     threads: int | None,
     trust_remote_code: bool,
-) -> TorchEmbedder:
+) -> TorchBackend:
     """Load a checkpoint once per process and state of its files; safetensors only, no network.
 
-    state: `folder_state(folder)`.  Raises ModelNotFoundError, ModelMismatchError, ConfigError.
+    state: `folder_state(folder)`.  dimensions, recipe, num_prompt_tokens: of embed.
+    activation: of classify and rank.  Raises ModelNotFoundError, ModelMismatchError, ConfigError.
     """
     picked = pick_device(device)
     settled = pick_precision(precision, picked)
     keep_freed_memory()
     if threads:
         torch.set_num_threads(threads)
-    model = _load_model(folder, settled, trust_remote_code)
+    model = _load_model(folder, task, settled, trust_remote_code)
     try:
-        return TorchEmbedder(
-            model,
-            device=picked,
-            precision=settled,
-            recipe=recipe,
-            dimensions=dimensions,
-            num_prompt_tokens=num_prompt_tokens,
-            pad_id=pad_id,
-            second_type=second_type,
+        model = model.to(device=picked).eval()
+        skip = 0 if recipe.pools_prompt else num_prompt_tokens
+        head: Head
+        if task == "embed":
+            head = EmbedHead(recipe, _hidden_size(model), dimensions, skip, picked)
+        elif task == "score":
+            check_token_logits(model, picked, f"model {folder}")
+            head = ScoreHead()
+        else:
+            assert activation is not None
+            head = LabelHead(num_values=int(cast(Any, model).config.num_labels), activation=activation)
+        return TorchBackend(
+            model, head, device=picked, precision=settled, pad_id=pad_id, second_type=second_type
         )
     except torch.OutOfMemoryError as exc:
         raise BackendUnavailableError(
@@ -232,14 +203,27 @@ def load_embedder(
         ) from exc
 
 
-def _load_model(folder: Path, precision: str, trust_remote_code: bool) -> nn.Module:
+def _hidden_size(model: nn.Module) -> int:
+    config = cast(Any, model).config
+    return int(getattr(config, "hidden_size", None) or config.d_model)
+
+
+def _model_class(folder: Path, task: str) -> Any:
+    """Subtle: of a model with encoder and decoder, only the encoder gives vectors."""
+    config = read_json(folder / "config.json") or {}
+    cut = any(name.endswith("EncoderModel") for name in config.get("architectures") or [])
+    encodes = task == "embed" and (cut or config.get("is_encoder_decoder"))
+    return AutoModelForTextEncoding if encodes else MODEL_CLASSES[task]
+
+
+def _load_model(folder: Path, task: str, precision: str, trust_remote_code: bool) -> nn.Module:
     transformers_logging.disable_progress_bar()
     if not any(folder.glob("*.safetensors")):
         raise ModelMismatchError(
             f"model {folder}: no .safetensors file; tokenmill does not load pickled weights"
         )
     try:
-        model, report = AutoModel.from_pretrained(
+        model, report = _model_class(folder, task).from_pretrained(
             str(folder),
             local_files_only=True,
             use_safetensors=True,
@@ -249,7 +233,11 @@ def _load_model(folder: Path, precision: str, trust_remote_code: bool) -> nn.Mod
         )
     except Exception as exc:  # whatever a damaged checkpoint provokes in foreign code
         raise ModelNotFoundError(f"model {folder}: cannot be loaded: {first_line(exc)}") from exc
-    missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
+    optional = "pooler." if task == "embed" else ()
+    missing = sorted(name for name in report["missing_keys"] if not name.startswith(optional))
     if missing:
-        raise ModelMismatchError(f"model {folder}: weights are missing, the first is {missing[0]}")
+        raise ModelMismatchError(
+            f"model {folder}: weights that {task} needs are missing, the first is {missing[0]}"
+        )
+    model.config.use_cache = False
     return cast(nn.Module, model)

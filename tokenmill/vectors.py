@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.backend import EmbedBackend
+from tokenmill.backend import Backend
 from tokenmill.batches import pad_batch, plan_batches
 from tokenmill.encoding import encode_rows
 from tokenmill.settle import Setup
 
 
 def embed_texts(
-    setup: Setup, texts: Sequence[str], backend: EmbedBackend | None = None
+    setup: Setup, texts: Sequence[str], backend: Backend | None = None
 ) -> npt.NDArray[np.float32]:
     """One vector a text, shape (N, D), in order: same tokenizer, prompt, limit and model as the job's.
 
@@ -31,8 +31,8 @@ def embed_texts(
     if tokenize.chat is not None:
         texts = [json.dumps([{"role": "user", "content": text}]) for text in texts]
     cut = encode_rows(tokenize, texts).cut
-    vectors_ND = np.empty((len(texts), backend.info.dimensions), dtype=np.float32)
+    vectors_ND = np.empty((len(texts), backend.info.num_values), dtype=np.float32)
     budget = setup.job.run.max_batch_tokens or backend.info.default_batch_tokens
     for rows_B in plan_batches(np.diff(cut.offsets_N1), budget):
-        vectors_ND[rows_B] = backend.embed(*pad_batch(cut.ids, cut.offsets_N1, rows_B, backend.info.pad_id))
+        vectors_ND[rows_B] = backend.run(*pad_batch(cut.ids, cut.offsets_N1, rows_B, backend.info.pad_id))
     return vectors_ND

@@ -189,14 +189,14 @@ def test_a_resumed_run_gives_the_same_bytes(
     token_pipeline(make(output={"uri": str(tmp_path / "once")}), return_state=True)
     calls, works, real = [0], 4, FakeBackend.embed
 
-    def embed(self: FakeBackend, ids_BL: Any, lengths_B: Any, starts_B: Any = None) -> Any:
+    def run(self: FakeBackend, ids_BL: Any, lengths_B: Any, starts_B: Any = None) -> Any:
         calls[0] += 1
         if calls[0] > works:
             raise BackendUnavailableError("gone")
         return real(self, ids_BL, lengths_B, starts_B)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FakeBackend, "embed", embed)
+        patch.setattr(FakeBackend, "run", run)
         stopped = token_pipeline(make(), return_state=True)
     assert isinstance(outcome(stopped), BackendUnavailableError)
     assert (tmp_path / "out" / "tokens").is_dir()

@@ -14,7 +14,7 @@ from ceph_gateway import GatewayUnavailableError, ceph_gateway
 from hypothesis import HealthCheck, settings
 from outputs import MINILM
 
-from tokenmill.backend import EmbedBackend
+from tokenmill.backend import Backend
 from tokenmill.settle import Setup, prepare
 from tokenmill.testing import make_job
 
@@ -45,7 +45,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Setup:
 
 
 @pytest.fixture(scope="session")
-def minilm_backend(minilm: Setup) -> EmbedBackend:
+def minilm_backend(minilm: Setup) -> Backend:
     """The real model, loaded once for all tests."""
     return minilm.need_model().load_backend()
 

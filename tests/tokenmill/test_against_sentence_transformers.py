@@ -16,7 +16,7 @@ from checkpoints import make_checkpoint
 from outputs import MINILM, jsonl, published, write_files
 from sentence_transformers import SentenceTransformer
 
-from tokenmill.backend import EmbedBackend
+from tokenmill.backend import Backend
 from tokenmill.engine import run_job
 from tokenmill.model_files import resolve_model
 from tokenmill.testing import make_job
@@ -66,9 +66,7 @@ def thousand_texts() -> list[str]:
     return [*chosen, *islice(short, 1000 - len(chosen))]
 
 
-def ours(
-    folder: Path, texts: Sequence[str], backend: EmbedBackend | None = None, **sections: Any
-) -> np.ndarray:
+def ours(folder: Path, texts: Sequence[str], backend: Backend | None = None, **sections: Any) -> np.ndarray:
     write_files(folder, {"a.jsonl": jsonl(list(texts))})
     job = make_job(
         folder, tokenizer={"special_tokens_in_text": "parse", **sections.pop("tokenizer", {})}, **sections
@@ -89,7 +87,7 @@ def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return (left.astype(np.float64) * right).sum(axis=1) / norms
 
 
-def test_a_thousand_real_texts_have_the_same_vectors(tmp_path: Path, minilm_backend: EmbedBackend) -> None:
+def test_a_thousand_real_texts_have_the_same_vectors(tmp_path: Path, minilm_backend: Backend) -> None:
     texts = thousand_texts()
     assert len(texts) == 1000
     left = ours(tmp_path, texts, minilm_backend, inference={"model": MINILM})
@@ -100,7 +98,7 @@ def test_a_thousand_real_texts_have_the_same_vectors(tmp_path: Path, minilm_back
 
 
 def test_a_batched_row_equals_the_row_alone_on_the_real_model(
-    tmp_path: Path, minilm_backend: EmbedBackend
+    tmp_path: Path, minilm_backend: Backend
 ) -> None:
     texts = [*ODDITIES, "short", "a somewhat longer text that pads the short one"]
     together = ours(tmp_path / "t", texts, minilm_backend, inference={"model": MINILM})

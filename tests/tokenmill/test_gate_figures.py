@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenmill import gate_figures
 from tokenmill.gate_figures import iter_frames, result_figures, row_steps, token_figures
 from tokenmill.parquet import create_part
-from tokenmill.schemas import embeddings_schema, tokens_schema
+from tokenmill.schemas import embed_fields, results_schema, tokens_schema
 from tokenmill.store import Store
 
 rows_of_ids = st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=20)
@@ -40,7 +40,7 @@ def token_batch(rows: Sequence[Sequence[int | None]]) -> pa.RecordBatch:
 
 def result_batch(files: Sequence[str], ordinals: Sequence[int], vectors: object) -> pa.RecordBatch:
     values = np.asarray(vectors, np.float32)
-    schema = embeddings_schema({}, values.shape[1], "float32")
+    schema = results_schema({}, embed_fields(values.shape[1], "float32"))
     zeros = pa.array([0] * len(files), pa.int32())
     vector = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), type=schema.field("embedding").type)
     ids = pa.nulls(len(files), pa.string())
@@ -91,7 +91,7 @@ def test_rows_of_a_null_file_are_counted_as_one_file() -> None:
 
 def test_a_vector_is_known_by_its_length_and_by_what_is_no_number() -> None:
     vectors = [[3, 4], [np.nan, 1], [np.inf, -np.inf], [0, 0]]
-    found = result_figures()(result_batch(["a"] * 4, range(4), vectors).slice(0))
+    found = result_figures(["embedding"])()(result_batch(["a"] * 4, range(4), vectors).slice(0))
     assert found["num_nonfinite"].tolist() == [0, 1, 2, 0]
     assert found["norm"][[0, 3]].tolist() == [5, 0]
 
@@ -100,7 +100,7 @@ def test_a_null_vector_has_no_finite_value() -> None:
     values, nulls = pa.array([1, 0] * 3, pa.float16()), pa.array([False, True, False])
     vectors = pa.FixedSizeListArray.from_arrays(values, 2, mask=nulls)
     rows = {"source_file": ["a"] * 3, "row_ordinal": [0, 1, 2], "embedding": vectors}
-    found = result_figures()(pa.record_batch(rows).slice(1))
+    found = result_figures(["embedding"])()(pa.record_batch(rows).slice(1))
     assert found["num_nonfinite"].tolist() == [2, 0]
     assert found["norm"][1] == 1
 

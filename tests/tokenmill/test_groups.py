@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import DataError, StoreUnavailableError, TokenmillError
 from tokenmill.groups import group_rows
-from tokenmill.schemas import embeddings_schema
+from tokenmill.schemas import embed_fields, results_schema
 
 D = 3
 
 
 def results(columns: dict[str, pa.Array], tokens: list[int], vectors: np.ndarray) -> pa.RecordBatch:
     count = len(tokens)
-    schema = embeddings_schema({name: c.type for name, c in columns.items()}, D, str(vectors.dtype))
+    schema = results_schema(
+        {name: c.type for name, c in columns.items()}, embed_fields(D, str(vectors.dtype))
+    )
     arrays = [
         pa.array(["f"] * count),
         pa.array(range(count), pa.int64()),
@@ -47,7 +49,7 @@ def test_groups_are_those_of_a_plain_loop(rows: list[tuple], cut: int, dtype: st
     }
     batch = results(columns, [tokens for _, _, tokens in rows], vectors)
     pieces = [batch.slice(0, cut), batch.slice(cut)]
-    table = group_rows(lambda: iter(pieces), batch.schema, ["k", "n"])
+    table = group_rows(lambda: iter(pieces), batch.schema, ["k", "n"], "embed")
     expected = defaultdict(list)
     for place, (k, n, _) in enumerate(rows):
         expected[k, n].append(place)
@@ -78,7 +80,7 @@ def test_groups_are_those_of_a_plain_loop(rows: list[tuple], cut: int, dtype: st
 )
 def test_group_columns_keep_their_type(values: pa.Array) -> None:
     batch = results({"k": values}, [1, 2, 3], np.ones((3, D), np.float32))
-    table = group_rows(lambda: iter([batch]), batch.schema, ["k"])
+    table = group_rows(lambda: iter([batch]), batch.schema, ["k"], "embed")
     assert table.schema.field("k").type == values.type
     assert sum(table["num_rows"].to_pylist()) == 3
 
@@ -86,7 +88,7 @@ def test_group_columns_keep_their_type(values: pa.Array) -> None:
 @pytest.mark.parametrize("name", ["ID", "Num_Tokens", "Embedding", 'say "hi"', "a.b", "order", "g1", ""])
 def test_a_group_column_may_have_any_name(name: str) -> None:
     batch = results({name: pa.array(["x", "y", "x"])}, [1, 2, 3], np.ones((3, D), np.float32))
-    table = group_rows(lambda: iter([batch]), batch.schema, [name])
+    table = group_rows(lambda: iter([batch]), batch.schema, [name], "embed")
     assert table[name].to_pylist() == ["x", "y"]
     assert table["num_tokens"].to_pylist() == [4, 2]
 
@@ -94,9 +96,9 @@ def test_a_group_column_may_have_any_name(name: str) -> None:
 def test_the_same_results_give_the_same_groups_to_the_last_bit() -> None:
     vectors = np.random.default_rng(1).standard_normal((5000, D)).astype(np.float32)
     batch = results({"k": pa.array([str(n % 7) for n in range(5000)])}, [1] * 5000, vectors)
-    first = group_rows(lambda: iter([batch]), batch.schema, ["k"])
+    first = group_rows(lambda: iter([batch]), batch.schema, ["k"], "embed")
     pieces = [batch.slice(start, 700) for start in range(0, 5000, 700)]
-    assert group_rows(lambda: iter(pieces), batch.schema, ["k"]).equals(first)
+    assert group_rows(lambda: iter(pieces), batch.schema, ["k"], "embed").equals(first)
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("reading x: SlowDown"), DataError("x: damaged")])
@@ -109,5 +111,5 @@ def test_an_error_of_the_rows_stays_what_it_is(error: TokenmillError) -> None:
         raise error
 
     with pytest.raises(type(error)) as caught:
-        group_rows(rows, batch.schema, ["k"])
+        group_rows(rows, batch.schema, ["k"], "embed")
     assert caught.value is error

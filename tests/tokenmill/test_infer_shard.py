@@ -128,8 +128,8 @@ def test_a_backend_that_is_busy_is_transient_and_leaves_nothing_of_the_shard(tmp
 class ShortBackend(FakeBackend):
     """Gives one row too few."""
 
-    def embed(self, ids_BL, lengths_B, starts_B=None):
-        return super().embed(ids_BL, lengths_B, starts_B)[1:]
+    def run(self, ids_BL, lengths_B, starts_B=None):
+        return super().run(ids_BL, lengths_B, starts_B)[1:]
 
 
 def test_a_backend_that_loses_a_row_is_an_error(tmp_path: Path) -> None:
@@ -182,6 +182,6 @@ def test_progress_adds_up_to_every_row_and_token(tmp_path: Path) -> None:
 def test_the_fake_backend_describes_itself() -> None:
     info = FakeBackend(dimensions=3).info
     assert isinstance(info, BackendInfo)
-    assert (info.dimensions, info.pad_id, FakeBackend().device_memory_bytes()) == (3, 0, 0)
+    assert (info.num_values, info.pad_id, FakeBackend().device_memory_bytes()) == (3, 0, 0)
     with pytest.raises(AssertionError, match="not padded"):
-        FakeBackend().embed(np.array([[5, 6]]), np.array([1]))
+        FakeBackend().run(np.array([[5, 6]]), np.array([1]))

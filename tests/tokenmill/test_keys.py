@@ -88,6 +88,9 @@ ELSEWHERE = {
     *(f"input.storage.{name}" for name in STORAGE),
     *(f"output.storage.{name}" for name in STORAGE),
     "inference.task",
+    "inference.all_scores",
+    "inference.threshold",
+    "inference.activation",
     "input.messages",
     "tokenizer.add_generation_prompt",
 }

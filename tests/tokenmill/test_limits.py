@@ -54,9 +54,9 @@ def test_nothing_is_within_every_limit() -> None:
 class Counting(FakeBackend):
     calls = 0
 
-    def embed(self, ids_BL, lengths_B, starts_B=None):
+    def run(self, ids_BL, lengths_B, starts_B=None):
         type(self).calls += 1
-        return super().embed(ids_BL, lengths_B, starts_B)
+        return super().run(ids_BL, lengths_B, starts_B)
 
 
 @pytest.mark.parametrize(("overlap", "did_run"), [(False, False), (True, True)])

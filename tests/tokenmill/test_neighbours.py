@@ -30,7 +30,7 @@ TEXTS = {
 class WordsBackend(FakeBackend):
     """Counts of words, hashed into 512 dimensions: texts that share words are near."""
 
-    def embed(
+    def run(
         self,
         ids_BL: npt.NDArray[np.int64],
         lengths_B: npt.NDArray[np.int64],
@@ -129,13 +129,13 @@ def test_vectors_in_the_wrong_rows_are_noticed(tmp_path: Path, backend: WordsBac
     write_texts(tmp_path, {f"t{n}": f"{TEXTS['cat']} {n}. word{n} other{n} more{n}" for n in range(40)})
 
     class Mixed(WordsBackend):
-        def embed(
+        def run(
             self,
             ids_BL: npt.NDArray[np.int64],
             lengths_B: npt.NDArray[np.int64],
             starts_B: npt.NDArray[np.int64] | None = None,
         ) -> npt.NDArray[np.float32]:
-            return np.roll(WordsBackend.embed(self, ids_BL, lengths_B, starts_B), 1, axis=0)
+            return np.roll(WordsBackend.run(self, ids_BL, lengths_B, starts_B), 1, axis=0)
 
     run = make_run(make_job(tmp_path, input={"id": "id"}, run={"max_batch_tokens": 10_000}))
     finish(run, Mixed(dimensions=512))

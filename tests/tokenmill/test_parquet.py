@@ -19,7 +19,7 @@ from outputs import new_folder
 from tokenmill import parquet
 from tokenmill.errors import DataError, StoreError
 from tokenmill.parquet import create_part, iter_part, part_footer, sha256_of
-from tokenmill.schemas import embeddings_schema, kept_columns, tokens_schema
+from tokenmill.schemas import embed_fields, kept_columns, results_schema, tokens_schema
 from tokenmill.store import Store
 
 SCHEMA = tokens_schema({"lang": pa.string(), "label": pa.int64()})
@@ -108,7 +108,7 @@ def test_settings_of_a_part_are_those_that_were_decided(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_any_reader_opens_results(tmp_path: Path, dtype: str) -> None:
-    schema = embeddings_schema({"lang": pa.string()}, 4, dtype)
+    schema = results_schema({"lang": pa.string()}, embed_fields(4, dtype))
     vectors = np.arange(12, dtype=dtype).reshape(3, 4)
     arrays = [
         pa.array(["f"] * 3),

@@ -11,7 +11,7 @@ import torch
 from checkpoints import make_checkpoint
 
 from tokenmill import torch_backend
-from tokenmill.backend import EmbedBackend
+from tokenmill.backend import Backend
 from tokenmill.errors import (
     BackendError,
     BackendUnavailableError,
@@ -22,22 +22,24 @@ from tokenmill.errors import (
     TokenmillError,
 )
 from tokenmill.model_files import folder_state, read_recipe
-from tokenmill.torch_backend import TorchEmbedder, load_embedder, pick_device, pick_precision
+from tokenmill.torch_backend import TorchBackend, load_backend, pick_device, pick_precision
 
 
-def load(folder: Path, **options) -> TorchEmbedder:
+def load(folder: Path, **options) -> TorchBackend:
     defaults = {
+        "task": "embed",
         "device": "cpu",
         "precision": "auto",
         "recipe": read_recipe(folder),
         "dimensions": None,
+        "activation": None,
         "num_prompt_tokens": 0,
         "pad_id": 0,
         "second_type": 0,
         "threads": None,
         "trust_remote_code": False,
     }
-    return load_embedder(folder, folder_state(folder), **{**defaults, **options})
+    return load_backend(folder, folder_state(folder), **{**defaults, **options})
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +53,8 @@ LENGTHS = np.array([4, 3], dtype=np.int64)
 
 def test_a_loaded_model_describes_itself(model: Path) -> None:
     info = load(model).info
-    assert (info.model_type, info.device, info.precision, info.pooling) == ("bert", "cpu", "fp32", "mean")
-    assert (info.dimensions, info.normalized, info.pad_id) == (32, True, 0)
+    assert (info.model_type, info.device, info.precision) == ("bert", "cpu", "fp32")
+    assert (info.num_values, info.pad_id) == (32, 0)
     assert json.loads(json.dumps(info.to_json()))["num_parameters"] > 30522 * 32
     assert load(model).device_memory_bytes() == 0
 
@@ -61,7 +63,7 @@ def test_a_model_is_loaded_once_until_its_files_change(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model")
     first = load(folder)
     assert load(folder) is first
-    before = first.embed(IDS, LENGTHS)
+    before = first.run(IDS, LENGTHS)
     state = folder / "model.safetensors"
     other = make_checkpoint(tmp_path / "other", kind="bert")
     weights = bytearray((other / "model.safetensors").read_bytes())
@@ -69,22 +71,21 @@ def test_a_model_is_loaded_once_until_its_files_change(tmp_path: Path) -> None:
     state.write_bytes(weights)
     second = load(folder)
     assert second is not first
-    assert not np.array_equal(second.embed(IDS, LENGTHS), before)
+    assert not np.array_equal(second.run(IDS, LENGTHS), before)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 def test_padding_changes_nothing(tmp_path: Path, pooling: str) -> None:
-    backend: EmbedBackend = load(make_checkpoint(tmp_path / "model", pooling=pooling))
-    together = backend.embed(IDS, LENGTHS)
+    backend: Backend = load(make_checkpoint(tmp_path / "model", pooling=pooling))
+    together = backend.run(IDS, LENGTHS)
     alone = [
-        backend.embed(IDS[row : row + 1, :length], LENGTHS[row : row + 1])
-        for row, length in enumerate(LENGTHS)
+        backend.run(IDS[row : row + 1, :length], LENGTHS[row : row + 1]) for row, length in enumerate(LENGTHS)
     ]
     assert together.dtype == np.float32
     np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-6)
     garbage = IDS.copy()
     garbage[1, 3] = 9999
-    np.testing.assert_allclose(backend.embed(garbage, LENGTHS), together, atol=1e-6)
+    np.testing.assert_allclose(backend.run(garbage, LENGTHS), together, atol=1e-6)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -93,14 +94,14 @@ def test_a_row_shorter_than_its_prompt_does_not_depend_on_its_neighbours(
 ) -> None:
     folder = make_checkpoint(tmp_path / "model", pooling=pooling, include_prompt=False)
     backend = load(folder, num_prompt_tokens=3)
-    together = backend.embed(IDS, LENGTHS)
-    np.testing.assert_allclose(backend.embed(IDS[1:, :3], LENGTHS[1:]), together[1:], atol=1e-6)
+    together = backend.run(IDS, LENGTHS)
+    np.testing.assert_allclose(backend.run(IDS[1:, :3], LENGTHS[1:]), together[1:], atol=1e-6)
     assert np.isfinite(together).all()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_is_close_and_comes_back_as_float32(model: Path, precision: str) -> None:
-    exact, low = load(model).embed(IDS, LENGTHS), load(model, precision=precision).embed(IDS, LENGTHS)
+    exact, low = load(model).run(IDS, LENGTHS), load(model, precision=precision).run(IDS, LENGTHS)
     assert low.dtype == np.float32
     np.testing.assert_allclose(low, exact, atol=0.05)
 
@@ -124,22 +125,22 @@ def test_failures_of_a_batch_are_errors_of_ours(
     def fail(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr(backend, "_forward", fail)
+    monkeypatch.setattr(backend, "_head", fail)
     with pytest.raises(expected, match="2 x 4 tokens") as caught:
-        backend.embed(IDS, LENGTHS)
+        backend.run(IDS, LENGTHS)
     assert type(caught.value) is expected
 
 
 def test_an_id_beyond_the_embeddings_is_an_error_not_a_crash(model: Path) -> None:
     with pytest.raises(BackendError, match="model failed on 1 x 2 tokens"):
-        load(model).embed(np.array([[101, 10**6]]), np.array([2]))
+        load(model).run(np.array([[101, 10**6]]), np.array([2]))
 
 
 def test_a_model_that_does_not_fit_may_fit_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(torch_backend, "TorchEmbedder", fail)
+    monkeypatch.setattr(torch_backend, "TorchBackend", fail)
     with pytest.raises(BackendUnavailableError, match="does not fit into the free memory of cpu"):
         load(make_checkpoint(tmp_path / "model"))
 
@@ -184,13 +185,15 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model")
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 3}))
-    with pytest.raises(ModelMismatchError, match=r"weights are missing, the first is encoder\.layer\.2"):
+    with pytest.raises(
+        ModelMismatchError, match=r"that embed needs are missing, the first is encoder\.layer\.2"
+    ):
         load(folder)
 
 
 def test_a_dense_layer_must_be_one_that_is_known_and_whole(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", dense=[(8, "activation.Tanh")])
-    assert load(folder).info.dimensions == 8
+    assert load(folder).info.num_values == 8
     weights = folder / "2_Dense" / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-3])
@@ -205,7 +208,7 @@ def test_a_dense_layer_must_be_one_that_is_known_and_whole(tmp_path: Path) -> No
 
 
 def test_dimensions_beyond_the_models_are_a_mistake_in_the_job(model: Path) -> None:
-    assert load(model, dimensions=32).info.dimensions == 32
+    assert load(model, dimensions=32).info.num_values == 32
     with pytest.raises(ConfigError, match=r"inference\.dimensions: 33 is more than the model's 32"):
         load(model, dimensions=33)
 
@@ -230,5 +233,5 @@ def test_auto_precision_on_a_cpu_is_exact() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_gpu_gives_the_same_vectors(model: Path) -> None:
     cpu, gpu = load(model), load(model, device="cuda", precision="fp32")
-    np.testing.assert_allclose(gpu.embed(IDS, LENGTHS), cpu.embed(IDS, LENGTHS), atol=1e-3)
+    np.testing.assert_allclose(gpu.run(IDS, LENGTHS), cpu.run(IDS, LENGTHS), atol=1e-3)
     assert gpu.device_memory_bytes() > 0

@@ -187,7 +187,8 @@ def _write_groups(job: Job, store: Store, results: Sequence[FileInfo]) -> Iterat
     columns = job.aggregate.group_by
     if not columns:
         return
-    table = group_rows(lambda: _rows(store, results), part_footer(store, results[0].path)[0], columns)
+    schema, _ = part_footer(store, results[0].path)
+    table = group_rows(lambda: _rows(store, results), schema, columns, job.inference.task)
     name = f"groups/groups-{fingerprint([columns, [r.sha256 for r in results]])[:12]}.parquet"
     with create_part(store, name, table.schema, {"job": job.name, "stage": "groups"}) as part:
         for batch in table.to_batches():

@@ -3,7 +3,7 @@
     reader thread -> window sorted by length -> batches under a token budget -> backend
         -> finite check -> back in row order -> writer thread
 
-Nothing here knows torch. Legend: N rows of a window, U distinct sequences, D dimensions.
+Nothing here knows torch. Legend: N rows of a window, U distinct sequences, V values of a row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenmill.accounting import Counts, Histogram
-from tokenmill.backend import EmbedBackend
+from tokenmill.backend import Backend, Values
 from tokenmill.batches import Ints, find_uniques, pad_batch, plan_batches
 from tokenmill.errors import BackendError, OutOfMemoryError
 from tokenmill.job import Job
@@ -27,27 +27,30 @@ from tokenmill.parquet import create_part, iter_part, part_footer
 from tokenmill.plan import Shard
 from tokenmill.progress import reporter
 from tokenmill.receipts import Receipt, part_name, peak_memory_bytes, rejects_name, write_receipt
+from tokenmill.results import ResultColumns
 from tokenmill.rows import Reject
-from tokenmill.schemas import embeddings_schema, kept_columns
+from tokenmill.schemas import kept_columns, results_schema
 from tokenmill.stages.tokenize_shard import RejectsPart, carried_reject, footer
 from tokenmill.store import Store
 
 WINDOW_BYTES = 512 * 1024 * 1024  # what a window's ids and kept columns may take
 NOT_CARRIED = frozenset({"chunk_index", "input_ids", "pair_start", "num_unknown"})
-Vectors = npt.NDArray[np.float32]
 
 
-def infer_shard(shard: Shard, backend: EmbedBackend, job: Job, store: Store, fingerprint: str) -> Receipt:
+def infer_shard(
+    shard: Shard, backend: Backend, columns: ResultColumns, job: Job, store: Store, fingerprint: str
+) -> Receipt:
     """Write the shard's results, its rejects and its receipt. Its token part must be there.
 
-    fingerprint: of the model, for the footer.  Raises DataError, StoreError, BackendError and
-    their transient leaves.
+    columns: of the job's task.  fingerprint: of the model, for the footer.
+    Raises DataError, StoreError, BackendError and their transient leaves.
     """
     started = time.perf_counter()
     tokens_name = part_name("tokenize", shard.tokens_key)
     token_schema, _ = part_footer(store, tokens_name)
-    schema = embeddings_schema(kept_columns(token_schema), backend.info.dimensions, job.inference.dtype)
-    worker = Inferring(backend, job.run.max_batch_tokens or backend.info.default_batch_tokens)
+    schema = results_schema(kept_columns(token_schema), columns.fields)
+    budget = job.run.max_batch_tokens or backend.info.default_batch_tokens
+    worker = Inferring(backend, budget, np.result_type(np.float32, columns.stored))
     watch = worker.watch
     metadata = footer(job, "infer", shard.results_key, fingerprint)
     with ExitStack() as stack:
@@ -61,8 +64,8 @@ def infer_shard(shard: Shard, backend: EmbedBackend, job: Job, store: Store, fin
                 window = next(windows, None)
             if window is None:
                 break
-            vectors_ND, reasons = worker.embed(window)
-            batch, bad = _results(window, vectors_ND, reasons, schema)
+            values_NV, reasons = worker.run(window)
+            batch, bad = _results(window, values_NV, reasons, columns, schema)
             worker.count(window, len(batch), bad)
             with watch.timing("write"):
                 write(lambda batch=batch: part.write(batch))  # type: ignore[misc]
@@ -139,19 +142,19 @@ def _window(batches: list[pa.RecordBatch]) -> Window:
 class Inferring:
     """Runs windows through a backend. Remembers the budget that the device turned out to bear."""
 
-    def __init__(self, backend: EmbedBackend, max_batch_tokens: int) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, max_batch_tokens: int, dtype: npt.DTypeLike = np.float32) -> None:
+        self._backend, self._dtype = backend, dtype
         self.max_batch_tokens = max_batch_tokens
         self.counts, self.latency_s, self.watch = Counts(), Histogram(), Stopwatch()
 
-    def embed(self, window: Window) -> tuple[Vectors, dict[int, str]]:
-        """Vectors of all rows, shape (N, D), and the reason for each row that has none.
+    def run(self, window: Window) -> tuple[Values, dict[int, str]]:
+        """Values of all rows, shape (N, V), and the reason for each row that has none.
 
         Equal token sequences are computed once.
         """
         uniques = find_uniques(window.ids, window.offsets_N1, window.pair_starts_N)
         lengths_U = window.lengths_N[uniques.first_rows_U]
-        vectors_UD = np.zeros((len(lengths_U), self._backend.info.dimensions), dtype=np.float32)
+        values_UV = np.zeros((len(lengths_U), self._backend.info.num_values), dtype=self._dtype)
         reasons_U: dict[int, str] = {}
         rows_of_U = np.bincount(uniques.unique_of_row_N, minlength=len(lengths_U))
         tokens_of_U = lengths_U * rows_of_U
@@ -159,7 +162,7 @@ class Inferring:
         while todo:
             chosen_B = todo.pop()
             try:
-                vectors_UD[chosen_B] = self._run(window, uniques.first_rows_U[chosen_B])
+                values_UV[chosen_B] = self._run(window, uniques.first_rows_U[chosen_B])
             except OutOfMemoryError:
                 self.counts.out_of_memory += 1
                 if len(chosen_B) == 1:
@@ -168,25 +171,25 @@ class Inferring:
                 todo = self._halve(lengths_U, [*todo, chosen_B])
                 continue
             reporter().advance("infer", int(rows_of_U[chosen_B].sum()), int(tokens_of_U[chosen_B].sum()))
-        for unique in np.flatnonzero(~np.isfinite(vectors_UD).all(axis=1)):
+        for unique in np.flatnonzero(~np.isfinite(values_UV).all(axis=1)):
             reasons_U[int(unique)] = "non_finite"
         affected = np.flatnonzero(np.isin(uniques.unique_of_row_N, list(reasons_U)))
         reasons = {int(row): reasons_U[int(uniques.unique_of_row_N[row])] for row in affected}
-        return vectors_UD[uniques.unique_of_row_N], reasons
+        return values_UV[uniques.unique_of_row_N], reasons
 
-    def _run(self, window: Window, rows_B: Ints) -> Vectors:
+    def _run(self, window: Window, rows_B: Ints) -> Values:
         ids_BL, lengths_B = pad_batch(window.ids, window.offsets_N1, rows_B, self._backend.info.pad_id)
         start = time.perf_counter()
         with self.watch.timing("compute"):
             starts_B = None if window.pair_starts_N is None else window.pair_starts_N[rows_B]
-            vectors_BD = self._backend.embed(ids_BL, lengths_B, starts_B)
+            values_BV = self._backend.run(ids_BL, lengths_B, starts_B)
         self.latency_s.add(time.perf_counter() - start)
-        if vectors_BD.shape != (len(rows_B), self._backend.info.dimensions):
-            raise BackendError(f"the backend gave {vectors_BD.shape} for {len(rows_B)} rows")
+        if values_BV.shape != (len(rows_B), self._backend.info.num_values):
+            raise BackendError(f"the backend gave {values_BV.shape} for {len(rows_B)} rows")
         self.counts.batches += 1
         self.counts.tokens_computed += int(lengths_B.sum())
         self.counts.tokens_padded += ids_BL.size
-        return vectors_BD
+        return values_BV
 
     def _halve(self, lengths_U: Ints, todo: list[Ints]) -> list[Ints]:
         """Plan what is left under half the budget of the batch that did not fit."""
@@ -210,19 +213,18 @@ DETAILS = {
 
 
 def _results(
-    window: Window, vectors_ND: Vectors, reasons: dict[int, str], schema: pa.Schema
+    window: Window, values_NV: Values, reasons: dict[int, str], columns: ResultColumns, schema: pa.Schema
 ) -> tuple[pa.RecordBatch, list[Reject]]:
-    """Result rows of the rows that have a finite vector, and the rejects."""
-    field = schema.field("embedding")
+    """Result rows of the rows whose values are finite as they are stored, and the rejects."""
     with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite, and so a reject
-        cast_ND = vectors_ND.astype(field.type.value_type.to_pandas_dtype())
-    good = np.ones(len(cast_ND), dtype=bool)
-    overflowed = np.flatnonzero(~np.isfinite(cast_ND).all(axis=1))
+        stored_NV = values_NV.astype(columns.stored)
+    good = np.ones(len(stored_NV), dtype=bool)
+    overflowed = np.flatnonzero(~np.isfinite(stored_NV).all(axis=1))
     reasons = {**dict.fromkeys(overflowed.tolist(), "non_finite"), **reasons}
     good[list(reasons)] = False
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(cast_ND.reshape(-1)), type=field.type)
-    rows = pa.record_batch([*window.columns.columns, vectors], schema=schema)
-    return rows if good.all() else rows.filter(pa.array(good)), _rejects(window, reasons)
+    kept = window.columns if good.all() else window.columns.filter(pa.array(good))
+    made = columns.make(stored_NV if good.all() else stored_NV[good])
+    return pa.record_batch([*kept.columns, *made], schema=schema), _rejects(window, reasons)
 
 
 def _rejects(window: Window, reasons: dict[int, str]) -> list[Reject]:
