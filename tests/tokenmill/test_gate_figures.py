@@ -119,3 +119,19 @@ def test_frames_are_the_rows_in_order_however_they_are_cut(
     found = [row for frame in frames for row in zip(frame["shard"], frame["row_ordinal"], strict=True)]
     assert found == [(shard, n) for shard in range(3) for n in range(shard * 5)]
     assert len(frames) == {1: 2, 7: 1, 1000: 1}[batch_rows]
+
+
+def test_numbers_of_other_tasks_are_taken_as_they_are_and_a_null_is_not_finite() -> None:
+    batch = pa.record_batch(
+        {
+            "source_file": ["a", "a", "b"],
+            "row_ordinal": [0, 2, 0],
+            "nll": [1.5, None, np.inf],
+            "num_scored": pa.array([3, 0, 1], pa.int32()),
+        }
+    )
+    found = result_figures(["nll", "num_scored"])()(batch)
+    assert found["row_step"].tolist() == [1, 2, 1]
+    assert found["num_nonfinite"].tolist() == [0, 1, 1]
+    np.testing.assert_array_equal(found["nll"], [1.5, np.nan, np.inf])
+    assert found["num_scored"].tolist() == [3, 0, 1]

@@ -113,3 +113,29 @@ def test_an_error_of_the_rows_stays_what_it_is(error: TokenmillError) -> None:
     with pytest.raises(type(error)) as caught:
         group_rows(rows, batch.schema, ["k"], "embed")
     assert caught.value is error
+
+
+COUNTS = {"num_rows": 2, "num_tokens": 5, "mean_tokens": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "figures"),
+    [
+        ("classify", {"label": ["good", "bad"]}, {"label_counts": [("bad", 1), ("good", 1)]}),
+        ("rank", {"score": pa.array([0.25, 0.75], pa.float32())}, {"mean_score": 0.5}),
+        (
+            "score",
+            {"nll": [np.log(2) * 3, np.log(2)], "num_scored": pa.array([3, 1], pa.int32())},
+            {"num_scored": 4, "perplexity": pytest.approx(2)},
+        ),
+        (
+            "score",
+            {"nll": [0.0, 0.0], "num_scored": pa.array([0, 0], pa.int32())},
+            {"num_scored": 0, "perplexity": None},
+        ),
+    ],
+)
+def test_every_task_has_figures_of_its_own(task: str, columns: dict, figures: dict) -> None:
+    batch = pa.record_batch({"k": ["a", "a"], "num_tokens": pa.array([2, 3], pa.int32()), **columns})
+    table = group_rows(lambda: iter([batch]), batch.schema, ["k"], task)
+    assert table.to_pylist() == [{"k": "a", **COUNTS, **figures}]

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import copy_tokenizer, make_headed
 from hypothesis import given
 from hypothesis import strategies as st
 from outputs import MINILM, jsonl, write_files
 from pydantic import BaseModel
+from transformers import AutoModelForSequenceClassification
 
 from tokenmill.job import Job
 from tokenmill.keys import fingerprint
@@ -163,6 +165,21 @@ def test_how_a_bucket_is_opened_changes_no_key(job: Job, section: str) -> None:
         storage = part.storage.model_copy(update={name: value})
         update = {section: part.model_copy(update={"storage": storage})}
         assert plan_of(job.model_copy(update=update)) == before
+
+
+CLASSIFIER = {"id2label": {0: "a", 1: "b"}, "problem_type": "multi_label_classification"}
+
+
+def test_options_of_classify_are_in_its_keys_and_in_no_other(tmp_path: Path, job: Job) -> None:
+    model = make_headed(tmp_path / "model", "bert", AutoModelForSequenceClassification, **CLASSIFIER)
+    copy_tokenizer(model)
+    job = changed(changed(job, "inference.model", str(model)), "tokenizer.max_tokens", 40)
+    found = [plan_of(job)]
+    job = changed(job, "inference.task", "classify")
+    for path, value in {"all_scores": True, "threshold": 0.25, "activation": "none"}.items():
+        found += [plan_of(job), plan_of(changed(job, f"inference.{path}", value))]
+    assert len({tuple(plan.keys_of("infer")) for plan in found}) == 5
+    assert len({tuple(plan.keys_of("tokenize")) for plan in found}) == 1
 
 
 def test_another_model_changes_results_even_under_the_same_name(job: Job, tmp_path: Path) -> None:
