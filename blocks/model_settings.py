@@ -38,6 +38,7 @@ class ModelSettings(Block):
     dimensions: int | None = mirrored(InferenceSpec, "dimensions")
     dtype: Literal["float32", "float16"] = mirrored(InferenceSpec, "dtype")
     all_scores: bool = mirrored(InferenceSpec, "all_scores")
+    pool_chunks: Literal["mean", "max"] = mirrored(InferenceSpec, "pool_chunks")
     threshold: float = mirrored(InferenceSpec, "threshold")
     activation: Literal["auto", "none", "sigmoid", "softmax"] = mirrored(InferenceSpec, "activation")
     trust_remote_code: bool = mirrored(InferenceSpec, "trust_remote_code")

@@ -31,7 +31,8 @@ class TokenizerSettings(Block):
 
     name: str | None = mirrored(TokenizerSpec, "name")
     max_tokens: int | None = mirrored(TokenizerSpec, "max_tokens")
-    overflow: Literal["truncate", "reject"] = mirrored(TokenizerSpec, "overflow")
+    overflow: Literal["truncate", "reject", "chunk"] = mirrored(TokenizerSpec, "overflow")
+    stride: int | None = mirrored(TokenizerSpec, "stride")
     truncation_side: Literal["right", "left"] = mirrored(TokenizerSpec, "truncation_side")
     special_tokens_in_text: Literal["text", "parse", "reject"] = mirrored(
         TokenizerSpec, "special_tokens_in_text"

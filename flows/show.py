@@ -182,6 +182,8 @@ def _account(counts: Data, rates: Data, skipped: Data | None) -> list[tuple[str,
     if counts["chars_unknown"]:
         told = f"{rows[-1][1]}, {_in_rows(counts, 'chars_unknown', 'rows_with_unknown')}"
         rows[-1] = ("unknown tokens", told)
+    if counts["chunks"] > counts["rows_in"]:
+        rows.append(("chunks", f"{counts['chunks']:,}, pooled to {counted(counts['rows_out'], 'row')}"))
     found = [(title, tell(counts)) for name, title, tell in ODDITIES if counts[name]]
     passed_over = ", ".join(f"{n:,} {why}" for why, n in (skipped or {}).items())
     return [*rows, *found, *([("files passed over", passed_over)] if passed_over else [])]

@@ -64,10 +64,14 @@ class Histogram:
 
 @dataclass(kw_only=True, slots=True)
 class Counts:
-    """What went in and what came of it, of one shard or of many. Rows and tokens are exact."""
+    """What went in and what came of it, of one shard or of many. Rows and tokens are exact.
+
+    chunks: rows of tokens, as many as rows out where no text is cut into several.
+    """
 
     rows_in: int = 0
     rows_out: int = 0
+    chunks: int = 0
     rows_truncated: int = 0
     rows_blank: int = 0
     rows_scrubbed: int = 0

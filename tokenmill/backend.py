@@ -44,11 +44,12 @@ class Backend(Protocol):
         self,
         ids_BL: npt.NDArray[np.int64],
         lengths_B: npt.NDArray[np.int64],
-        pair_starts_B: npt.NDArray[np.int64] | None = None,
+        starts_B: npt.NDArray[np.int64] | None = None,
     ) -> Values:
         """The values of each row, shape (B, V); what lies beyond a row's length is padding.
 
-        pair_starts_B: where the second text of each row begins, if rows are pairs.
+        starts_B: where the second text of each row begins, if rows are pairs; to score, the first token
+        that counts, if rows are chunks (of a first chunk 0).
         Raises OutOfMemoryError if the batch does not fit: the engine halves it.
         Raises BackendError, BackendUnavailableError.
         """

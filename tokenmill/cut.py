@@ -1,12 +1,12 @@
 """Special tokens around token ids, and rows cut to a length, every dropped token counted. Pure numpy.
 
-Legend: N rows; K kept tokens of a row.
+Legend: N rows; K kept tokens of a row; T texts, where one text may be several rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,26 @@ class Cut:
     """Ragged ids with special tokens, ready for the model, and what was dropped of each row.
 
     pair_starts_N: place in its row of the second text's first token, where rows are pairs.
+    chunks: which text each row is a part of, where texts are cut into several.
     """
 
     ids: Int32s
     offsets_N1: Int64s
-    num_dropped_N: npt.NDArray[np.int32]
-    pair_starts_N: npt.NDArray[np.int32] | None = None
+    num_dropped_N: Int32s
+    pair_starts_N: Int32s | None = None
+    chunks: Chunks | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunks:
+    """Rows that are parts of texts: of which, the how-manieth part, and the place of its first new token.
+
+    A new token is one that the part before does not have; of the first part all are.
+    """
+
+    text_N: Int64s
+    index_N: Int32s
+    first_new_N: Int32s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +65,45 @@ def wrap_rows(encoded: Encoded, info: TokenizerInfo, max_tokens: int, side: str)
         [_same(info.prefix_ids, rows), _part(encoded, kept_N, side), _same(info.suffix_ids, rows)]
     )
     return Cut(ids=ids, offsets_N1=offsets, num_dropped_N=(lengths_N - kept_N).astype(np.int32))
+
+
+def wrap_chunks(
+    encoded: Encoded, info: TokenizerInfo, max_tokens: int, *, stride: int, num_head: int, inner_suffix: bool
+) -> Cut:
+    """Cut each text into rows of max_tokens, special tokens included; nothing is dropped.
+
+    stride: tokens that a row shares with the one before.  num_head: tokens at the start of each text (a
+    prompt's) that every row begins with.  inner_suffix: put the special tokens after a text behind each
+    row, not only behind its last.
+    Example: [CLS] [SEP] around ids 1..5, max_tokens 5, stride 1 -> [CLS] 1 2 3 [SEP], [CLS] 3 4 5 [SEP]
+    """
+    starts_T, lengths_T = encoded.offsets_N1[:-1], np.diff(encoded.offsets_N1)
+    head_T = np.minimum(lengths_T, num_head)
+    body_T = lengths_T - head_T
+    room = max_tokens - info.num_special - num_head
+    step = room - stride
+    num_T = 1 + np.maximum(0, -(-(body_T - room) // step))
+    text_N = np.repeat(np.arange(len(num_T)), num_T)
+    index_N = np.arange(len(text_N)) - np.repeat(np.cumsum(num_T) - num_T, num_T)
+    at_N = index_N * step
+    is_last_N = index_N == num_T[text_N] - 1
+    suffix = _same(info.suffix_ids, len(text_N))
+    ids, offsets = _joined(
+        [
+            _same(info.prefix_ids, len(text_N)),
+            _Piece(source=encoded.ids, starts_N=starts_T[text_N], lengths_N=head_T[text_N]),
+            _Piece(
+                source=encoded.ids,
+                starts_N=(starts_T + head_T)[text_N] + at_N,
+                lengths_N=np.minimum(room, body_T[text_N] - at_N),
+            ),
+            suffix if inner_suffix else replace(suffix, lengths_N=suffix.lengths_N * is_last_N),
+        ]
+    )
+    first_new_N = np.where(index_N == 0, 0, len(info.prefix_ids) + head_T[text_N] + stride)
+    chunks = Chunks(text_N=text_N, index_N=index_N.astype(np.int32), first_new_N=first_new_N.astype(np.int32))
+    dropped_N = np.zeros(len(text_N), dtype=np.int32)
+    return Cut(ids=ids, offsets_N1=offsets, num_dropped_N=dropped_N, chunks=chunks)
 
 
 def wrap_pairs(first: Encoded, second: Encoded, pair: PairTemplate, max_tokens: int, side: str) -> Cut:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.cut import Cut, Int64s, wrap_pairs, wrap_rows
+from tokenmill.cut import Cut, Int64s, wrap_chunks, wrap_pairs, wrap_rows
 from tokenmill.settle import TokenizeSetup
 from tokenmill.special_text import SpecialText
 from tokenmill.tokenizer import Encoded, LostChars
@@ -20,6 +20,7 @@ Refusals = dict[int, tuple[str, str]]  # row -> reason, detail
 class TokenRows:
     """A batch of texts as token rows. Refused rows are still among them.
 
+    cut: a row a text, or several where texts are cut into chunks; num_unknown_N as well. All else is by text.
     lengths_N: tokens before the cut, special ones included.  special_N: special tokens spelled in a text.
     """
 
@@ -39,7 +40,7 @@ def encode_rows(setup: TokenizeSetup, texts: Sequence[str], pairs: Sequence[str]
     cut, lengths_N, second = _wrapped(setup, first, pairs)
     around = sum(token == info.unknown_id for token in _template_ids(setup, pairs))
     # Subtle: GPT-2's unknown token is also the one that some tokenizers put around every row.
-    unknown_N = (_num_unknown(cut, info.unknown_id) - around).astype(np.int32)
+    unknown_N = np.maximum(_num_unknown(cut, info.unknown_id) - around, 0).astype(np.int32)
     lost = setup.tokenizer.lost_chars(rendered, _num_unknown(first, info.unknown_id) > 0)
     if pairs is not None and second is not None:
         other = setup.tokenizer.lost_chars(pairs, _num_unknown(second, info.unknown_id) > 0)
@@ -84,13 +85,26 @@ def _wrapped(
 ) -> tuple[Cut, Int64s, Encoded | None]:
     info, side = setup.tokenizer.info, setup.truncation_side
     if pairs is None:
-        cut = wrap_rows(first, info, setup.max_tokens, side)
+        chunked = setup.overflow == "chunk"
+        cut = _wrap_chunks(setup, first) if chunked else wrap_rows(first, info, setup.max_tokens, side)
         return cut, np.diff(first.offsets_N1) + info.num_special, None
     assert info.pair is not None  # settle refuses pairs for a tokenizer without a pair template
     second = setup.tokenizer.encode(pairs)
     cut = wrap_pairs(first, second, info.pair, setup.max_tokens, side)
     lengths_N = np.diff(first.offsets_N1) + np.diff(second.offsets_N1) + info.pair.num_special
     return cut, lengths_N, second
+
+
+def _wrap_chunks(setup: TokenizeSetup, encoded: Encoded) -> Cut:
+    info = setup.tokenizer.info
+    return wrap_chunks(
+        encoded,
+        info,
+        setup.max_tokens,
+        stride=setup.stride,
+        num_head=max(0, setup.num_prompt_tokens - len(info.prefix_ids)),
+        inner_suffix=setup.inner_suffix,
+    )
 
 
 def _template_ids(setup: TokenizeSetup, pairs: Sequence[str] | None) -> tuple[int, ...]:
@@ -119,6 +133,7 @@ def _refusals(setup: TokenizeSetup, lengths_N: Int64s, cut: Cut) -> Refusals:
     if setup.model_vocab_size is not None:
         for place in np.flatnonzero(cut.ids >= setup.model_vocab_size).tolist():
             row = int(np.searchsorted(cut.offsets_N1, place, side="right")) - 1
+            row = row if cut.chunks is None else int(cut.chunks.text_N[row])
             detail = f"token id {cut.ids[place]}, the model knows ids below {setup.model_vocab_size}"
             result[row] = ("id_unknown_to_model", detail)
     return result

@@ -171,7 +171,7 @@ class Gate:
         figures = {
             "shard": shards,
             "num_rows": [self._rows_of_shard[shard] for shard in shards],
-            "num_rows_of_receipt": [receipt.counts.rows_out for receipt in receipts],
+            "num_rows_of_receipt": [receipt.part.rows for receipt in receipts],
         }
         self.expect("parts", self.equal("num_rows", "num_rows_of_receipt"))
         self.check("parts", pa.table(figures).to_pandas())

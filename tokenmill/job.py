@@ -31,6 +31,7 @@ OPTIONS_OF_TASKS: Mapping[str, tuple[Task, ...]] = {
     "dtype": ("embed",),
     "all_scores": ("classify",),
     "threshold": ("classify",),
+    "pool_chunks": ("classify",),
     "activation": ("classify", "rank"),
 }
 Format = Literal["auto", "parquet", "arrow", "jsonl", "csv", "text"]
@@ -224,8 +225,14 @@ class TokenizerSpec(Spec):
     max_tokens: int | None = Field(
         None, ge=1, description="Longest row, special tokens included. Default: the model's."
     )
-    overflow: Literal["truncate", "reject"] = Field(
-        "truncate", description="What happens to a longer row. Both are counted."
+    overflow: Literal["truncate", "reject", "chunk"] = Field(
+        "truncate",
+        description="What happens to a longer row: cut, rejected, or computed in chunks.",
+    )
+    stride: int | None = Field(
+        None,
+        ge=0,
+        description="Tokens that a chunk shares with the one before. Default: 0; to score, half.",
     )
     truncation_side: Literal["right", "left"] = Field("right", description="The end that is cut.")
     special_tokens_in_text: Literal["text", "parse", "reject"] = Field(
@@ -236,6 +243,12 @@ class TokenizerSpec(Spec):
     )
     prompt: str | None = Field(None, description="Text put before every row.")
     prompt_name: str | None = Field(None, description="Name of a prompt in the model's own files.")
+
+    @model_validator(mode="after")
+    def _stride_is_of_chunks(self) -> TokenizerSpec:
+        if self.stride is not None and self.overflow != "chunk":
+            raise ValueError("stride: only with overflow: chunk")
+        return self
 
     @model_validator(mode="after")
     def _one_prompt(self) -> TokenizerSpec:
@@ -264,6 +277,10 @@ class InferenceSpec(Spec):
     dtype: Literal["float32", "float16"] = Field("float32", description="Type of stored vectors.")
     all_scores: bool = Field(
         False, description="classify: store the score of every label, not only the best."
+    )
+    pool_chunks: Literal["mean", "max"] = Field(
+        "mean",
+        description="classify, rows in chunks: a label's score is their mean or highest.",
     )
     threshold: float = Field(
         0.5, ge=0, le=1, description="classify, several labels a row: the score from which a label holds."
@@ -376,6 +393,14 @@ class Job(Spec):
                 raise ValueError(f"input.keep: {name!r} is a column of tokenmill's own; rename it")
         if len(set(keep)) < len(keep):
             raise ValueError("input.keep: names a column twice")
+        return self
+
+    @model_validator(mode="after")
+    def _chunks_are_of_one_text(self) -> Job:
+        if self.tokenizer.overflow == "chunk" and self.input.pair is not None:
+            raise ValueError("tokenizer.overflow: pairs cannot be cut into chunks; use truncate or reject")
+        if self.tokenizer.stride == 0 and self.inference.task == "score":
+            raise ValueError("tokenizer.stride: to score, a chunk needs at least 1 token of the one before")
         return self
 
     @model_validator(mode="after")

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
-TOKENS_VERSION = 2
-RESULTS_VERSION = 2
+TOKENS_VERSION = 3
+RESULTS_VERSION = 3
 REJECTS_VERSION = 2
 
 ROW_KEY = (
@@ -24,6 +24,7 @@ TOKEN_COLUMNS = (
     pa.field("chunk_index", pa.int32(), nullable=False),
     pa.field("input_ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False),
     pa.field("pair_start", pa.int32(), nullable=False),
+    pa.field("first_new", pa.int32(), nullable=False),
     pa.field("num_tokens", pa.int32(), nullable=False),
     pa.field("num_tokens_dropped", pa.int32(), nullable=False),
     pa.field("num_unknown", pa.int32(), nullable=False),
@@ -39,7 +40,8 @@ REJECT_COLUMNS = (
     pa.field("columns", pa.string()),
 )
 
-RESERVED = frozenset(f.name for f in ROW_KEY + TOKEN_COLUMNS)
+NUM_CHUNKS = pa.field("num_chunks", pa.int32(), nullable=False)
+RESERVED = frozenset(f.name for f in (*ROW_KEY, *TOKEN_COLUMNS, NUM_CHUNKS))
 RESULT_NAMES: Mapping[str, frozenset[str]] = {
     "embed": frozenset({"embedding"}),
     "classify": frozenset({"label", "score", "labels", "scores"}),
@@ -61,22 +63,28 @@ GROUP_FIGURES: Mapping[str, tuple[pa.Field, ...]] = {
 FLOATS: Mapping[str, pa.DataType] = {"float32": pa.float32(), "float16": pa.float16()}
 
 
-def tokens_schema(keep: Mapping[str, pa.DataType], pairs: bool = False) -> pa.Schema:
+def tokens_schema(keep: Mapping[str, pa.DataType], pairs: bool = False, chunks: bool = False) -> pa.Schema:
     """Schema of the token dataset: row key, kept columns, ids and their counts.
 
     keep: name and type of the columns carried through from the input.  pairs: rows are pairs of texts;
-    `pair_start` is the place of the second one's first token.
+    `pair_start` is the place of the second one's first token.  chunks: a text may be several rows;
+    `first_new` is the place of the first token that the chunk before does not have.
     """
     kept = (pa.field(name, dtype) for name, dtype in keep.items())
-    columns = (f for f in TOKEN_COLUMNS if pairs or f.name != "pair_start")
-    return pa.schema([*ROW_KEY, *kept, *columns])
+    left_out = {*(() if pairs else ("pair_start",)), *(() if chunks else ("first_new",))}
+    return pa.schema([*ROW_KEY, *kept, *(f for f in TOKEN_COLUMNS if f.name not in left_out)])
 
 
-def results_schema(keep: Mapping[str, pa.DataType], fields: Iterable[pa.Field]) -> pa.Schema:
-    """Schema of a result: row key, kept columns, token counts and the task's own columns."""
+def results_schema(
+    keep: Mapping[str, pa.DataType], fields: Iterable[pa.Field], chunks: bool = False
+) -> pa.Schema:
+    """Schema of a result: row key, kept columns, token counts and the task's own columns.
+
+    chunks: rows were computed in chunks, whose tokens are counted together.
+    """
     kept = (pa.field(name, kind) for name, kind in keep.items())
     counts = (f for f in TOKEN_COLUMNS if f.name in ("num_tokens", "num_tokens_dropped"))
-    return pa.schema([*ROW_KEY, *kept, *counts, *fields])
+    return pa.schema([*ROW_KEY, *kept, *counts, *([NUM_CHUNKS] if chunks else []), *fields])
 
 
 def embed_fields(dimensions: int, dtype: str) -> tuple[pa.Field, ...]:

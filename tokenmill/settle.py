@@ -37,7 +37,10 @@ from tokenmill.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizeSetup:
-    """Everything that decides the ids of a row."""
+    """Everything that decides the ids of a row.
+
+    stride, inner_suffix: of `tokenmill.cut.wrap_chunks`.
+    """
 
     tokenizer: Tokenizer
     prompt: str
@@ -48,10 +51,14 @@ class TokenizeSetup:
     special_tokens_in_text: str
     model_vocab_size: int | None
     chat: ChatTemplate | None = None
+    stride: int = 0
+    inner_suffix: bool = True
 
     def key_options(self) -> dict[str, Any]:
         """What goes into the tokenize key."""
+        chunks = {"stride": self.stride, "inner_suffix": self.inner_suffix}
         return {
+            **(chunks if self.overflow == "chunk" else {}),
             "tokenizer": self.tokenizer.info.fingerprint,
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
@@ -89,7 +96,8 @@ class InferSetup:
         spec = self.job.inference
         if self.labels is not None:
             several = {"threshold": spec.threshold} if self.labels.several else {}
-            return {"activation": self.labels.activation, "all_scores": spec.all_scores, **several}
+            chunks = {"pool_chunks": spec.pool_chunks} if self.in_chunks else {}
+            return {"activation": self.labels.activation, "all_scores": spec.all_scores, **several, **chunks}
         if spec.task == "score":
             return {}
         return {
@@ -99,6 +107,11 @@ class InferSetup:
             "dtype": spec.dtype,
             "skipped_prompt_tokens": 0 if self.recipe.pools_prompt else self.num_prompt_tokens,
         }
+
+    @property
+    def in_chunks(self) -> bool:
+        """Whether one text may be several rows of tokens."""
+        return self.job.tokenizer.overflow == "chunk"
 
     def describe(self) -> dict[str, Any]:
         """The task, and what is particular to it."""
@@ -113,9 +126,11 @@ class InferSetup:
         if spec.task == "classify":
             assert self.labels is not None
             threshold = spec.threshold if self.labels.several else None
-            return classify_columns(self.labels.names, all_scores=spec.all_scores, threshold=threshold)
+            return classify_columns(
+                self.labels.names, all_scores=spec.all_scores, threshold=threshold, pool=spec.pool_chunks
+            )
         if spec.task == "embed":
-            return embed_columns(num_values, spec.dtype)
+            return embed_columns(num_values, spec.dtype, normalize=self.recipe.normalize)
         return rank_columns() if spec.task == "rank" else score_columns()
 
     def load_backend(self) -> Backend:
@@ -237,17 +252,37 @@ def _tokenize_setup(
     prompt = _prompt(job, recipe)
     if prompt and spec.truncation_side == "left":
         raise ConfigError("tokenizer.truncation_side: left would cut off the prompt; use right, or no prompt")
+    num_prompt_tokens = _num_prompt_tokens(tokenizer, prompt)
+    max_tokens = _max_tokens(job, tokenizer, recipe, limits)
     return TokenizeSetup(
         tokenizer=tokenizer,
         prompt=prompt,
-        num_prompt_tokens=_num_prompt_tokens(tokenizer, prompt),
-        max_tokens=_max_tokens(job, tokenizer, recipe, limits),
+        num_prompt_tokens=num_prompt_tokens,
+        max_tokens=max_tokens,
         overflow=spec.overflow,
         truncation_side=spec.truncation_side,
         special_tokens_in_text=spec.special_tokens_in_text,
         model_vocab_size=limits.vocab_size,
         chat=chat,
+        stride=_stride(job, tokenizer, max_tokens, num_prompt_tokens),
+        inner_suffix=job.inference.task != "score",
     )
+
+
+def _stride(job: Job, tokenizer: Tokenizer, max_tokens: int, num_prompt_tokens: int) -> int:
+    """Raises ConfigError where a chunk would hold nothing new."""
+    if job.tokenizer.overflow != "chunk":
+        return 0
+    info = tokenizer.info
+    room = max_tokens - max(num_prompt_tokens, len(info.prefix_ids)) - len(info.suffix_ids)
+    usual = room // 2 if job.inference.task == "score" else 0
+    stride = usual if job.tokenizer.stride is None else job.tokenizer.stride
+    if stride >= room:
+        raise ConfigError(
+            f"tokenizer.stride: {stride} leaves no room for new tokens in chunks of {max_tokens}, of which "
+            f"{max_tokens - room} are special tokens and prompt"
+        )
+    return stride
 
 
 def _chat_template(job: Job, tokenizer: HuggingFaceTokenizer) -> ChatTemplate:

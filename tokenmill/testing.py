@@ -106,7 +106,7 @@ class FakeBackend:
         self,
         ids_BL: npt.NDArray[np.int64],
         lengths_B: npt.NDArray[np.int64],
-        pair_starts_B: npt.NDArray[np.int64] | None = None,
+        starts_B: npt.NDArray[np.int64] | None = None,
     ) -> npt.NDArray[np.float32]:
         if self.failures:
             self.failures -= 1
@@ -120,8 +120,8 @@ class FakeBackend:
             assert 0 < length <= longest, f"row {row} has {length} of {longest} tokens"
             assert (ids_BL[row, length:] == PAD).all(), f"row {row} is not padded with {PAD}"
             vectors_BD[row] = self.vector(ids_BL[row, :length].tolist())
-            if pair_starts_B is not None:
-                vectors_BD[row] *= 1 + pair_starts_B[row]
+            if starts_B is not None:
+                vectors_BD[row] *= 1 + starts_B[row]
         return vectors_BD
 
     def vector(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -183,6 +183,7 @@ def make_run(job: Job, tokenizer: FakeTokenizer | None = None) -> Run:
         truncation_side=spec.truncation_side,
         special_tokens_in_text=spec.special_tokens_in_text,
         model_vocab_size=VOCAB_SIZE,
+        stride=spec.stride or 0,
     )
     no_folder = Path("/tokenmill-fake-model")
     infer = InferSetup(folder=no_folder, recipe=FAKE_RECIPE, job=job, num_prompt_tokens=0, pad_id=PAD)

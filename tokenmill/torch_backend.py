@@ -124,12 +124,12 @@ class TorchBackend:
         self,
         ids_BL: npt.NDArray[np.int64],
         lengths_B: npt.NDArray[np.int64],
-        pair_starts_B: npt.NDArray[np.int64] | None = None,
+        starts_B: npt.NDArray[np.int64] | None = None,
     ) -> Values:
-        starts_B = None if pair_starts_B is None else torch.from_numpy(pair_starts_B)
+        starts = None if starts_B is None else torch.from_numpy(starts_B)
         try:
             with torch.inference_mode():
-                inputs = self._inputs(torch.from_numpy(ids_BL), torch.from_numpy(lengths_B), starts_B)
+                inputs = self._inputs(torch.from_numpy(ids_BL), torch.from_numpy(lengths_B), starts)
                 return cast(Values, self._head(self._model, inputs).cpu().numpy())
         except torch.OutOfMemoryError as exc:
             torch.cuda.empty_cache()
@@ -148,7 +148,13 @@ class TorchBackend:
         if starts_B is not None and self._second_type:
             second_BL = real_BL & (places_L >= starts_B[:, None])
             types_BL = (second_BL * self._second_type).to(self._device)
-        return Inputs(ids_BL=ids_BL.to(self._device), real_BL=real_BL.to(self._device), types_BL=types_BL)
+        later_BL = None if starts_B is None else (places_L >= starts_B[:, None]).to(self._device)
+        return Inputs(
+            ids_BL=ids_BL.to(self._device),
+            real_BL=real_BL.to(self._device),
+            types_BL=types_BL,
+            later_BL=later_BL,
+        )
 
     def device_memory_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0

@@ -24,11 +24,15 @@ PROBE_TOKENS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """A batch on the device. real_BL: which tokens are not padding."""
+    """A batch on the device.
+
+    real_BL: which tokens are not padding.  later_BL: which are not before the `starts_B` of `Backend.run`.
+    """
 
     ids_BL: Tensor
     real_BL: Tensor
     types_BL: Tensor | None = None
+    later_BL: Tensor | None = None
 
     def for_model(self) -> dict[str, Tensor | None]:
         """Subtle: without padding no mask is needed, and attention takes its fastest path."""
@@ -157,6 +161,8 @@ def _label_logits(model: nn.Module, inputs: Inputs) -> Tensor:
 class ScoreHead:
     """Sum of the negative log-likelihoods of a row's tokens but the first, and how many they are.
 
+    Of a chunk, those of its new tokens alone: the others are context.
+
     The (B, L, K) logits are never held at once: a bounded number of tokens is predicted at a time.
     """
 
@@ -164,7 +170,8 @@ class ScoreHead:
 
     def __call__(self, model: nn.Module, inputs: Inputs) -> Tensor:
         hidden_BLD = cast(Any, model).base_model(**inputs.for_model()).last_hidden_state
-        predicted_BL = inputs.real_BL[:, 1:]
+        counted_BL = inputs.real_BL if inputs.later_BL is None else inputs.real_BL & inputs.later_BL
+        predicted_BL = counted_BL[:, 1:]
         hidden_ND, targets_N = hidden_BLD[:, :-1][predicted_BL], inputs.ids_BL[:, 1:][predicted_BL]
         rows_N = predicted_BL.nonzero()[:, 0].cpu()
         sums_B = torch.zeros(len(predicted_BL), dtype=torch.float64)

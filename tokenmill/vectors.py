@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ def embed_texts(
     backend: default the job's own, loaded once per process.  Raises ConfigError's leaves, BackendError.
     """
     backend = backend or setup.need_model().load_backend()
-    tokenize = setup.tokenize
+    tokenize = replace(setup.tokenize, overflow="truncate")
     if tokenize.chat is not None:
         texts = [json.dumps([{"role": "user", "content": text}]) for text in texts]
     cut = encode_rows(tokenize, texts).cut

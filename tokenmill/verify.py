@@ -94,9 +94,10 @@ def _files(receipts: dict[Stage, list[Receipt]], manifest: Manifest | None) -> l
 def _receipt_problems(receipt: Receipt) -> list[str]:
     """Sums of a receipt against its files."""
     counts, rejects = receipt.counts, receipt.rejects.rows if receipt.rejects else 0
+    stored = counts.chunks if receipt.stage == "tokenize" else counts.rows_out
     checks = {
         "rows in = rows out + rejects": (counts.rows_in, counts.rows_out + counts.rows_rejected),
-        "rows out = rows of its part": (counts.rows_out, receipt.part.rows),
+        "rows out = rows of its part": (stored, receipt.part.rows),
         "rejects = rows of its rejects": (counts.rows_rejected, rejects),
     }
     name = receipt_name(receipt.stage, receipt.key)

@@ -80,7 +80,7 @@ def test_an_unknown_key_names_the_nearest_valid_one(tmp_path: Path, old: str, ne
         (
             "overflow: truncate",
             "overflow: chop",
-            r"tokenizer\.overflow: .*'truncate' or 'reject'.*not 'chop'",
+            r"tokenizer\.overflow: .*'truncate', 'reject' or 'chunk'.*not 'chop'",
         ),
         ("1e-3", "1.5", r"quality\.max_reject_rate: .*less than or equal to 1, not 1\.5"),
         ("1e-3", ".nan", r"quality\.max_reject_rate"),

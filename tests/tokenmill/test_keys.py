@@ -93,6 +93,8 @@ ELSEWHERE = {
     "inference.all_scores",
     "inference.threshold",
     "inference.activation",
+    "inference.pool_chunks",
+    "tokenizer.stride",
     "input.messages",
     "tokenizer.add_generation_prompt",
 }
@@ -180,6 +182,18 @@ def test_options_of_classify_are_in_its_keys_and_in_no_other(tmp_path: Path, job
         found += [plan_of(job), plan_of(changed(job, f"inference.{path}", value))]
     assert len({tuple(plan.keys_of("infer")) for plan in found}) == 5
     assert len({tuple(plan.keys_of("tokenize")) for plan in found}) == 1
+
+
+def test_options_of_chunks_are_in_the_keys(tmp_path: Path, job: Job) -> None:
+    model = make_headed(tmp_path / "model", "bert", AutoModelForSequenceClassification)
+    copy_tokenizer(model)
+    job = changed(changed(job, "inference.model", str(model)), "tokenizer.max_tokens", 40)
+    job = changed(changed(job, "inference.task", "classify"), "tokenizer.overflow", "chunk")
+    strides = {tuple(plan_of(changed(job, "tokenizer.stride", n)).keys_of("tokenize")) for n in (None, 0, 3)}
+    assert len(strides) == 2
+    other = plan_of(changed(job, "inference.pool_chunks", "max"))
+    assert plan_of(job).keys_of("tokenize") == other.keys_of("tokenize")
+    assert set(plan_of(job).keys_of("infer")).isdisjoint(other.keys_of("infer"))
 
 
 def test_another_model_changes_results_even_under_the_same_name(job: Job, tmp_path: Path) -> None:

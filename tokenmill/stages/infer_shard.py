@@ -9,7 +9,7 @@ Nothing here knows torch. Legend: N rows of a window, U distinct sequences, V va
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ from tokenmill.stages.tokenize_shard import RejectsPart, carried_reject, footer
 from tokenmill.store import Store
 
 WINDOW_BYTES = 512 * 1024 * 1024  # what a window's ids and kept columns may take
-NOT_CARRIED = frozenset({"chunk_index", "input_ids", "pair_start", "num_unknown"})
+NOT_CARRIED = frozenset({"chunk_index", "input_ids", "pair_start", "first_new", "num_unknown"})
 
 
 def infer_shard(
@@ -48,13 +48,15 @@ def infer_shard(
     started = time.perf_counter()
     tokens_name = part_name("tokenize", shard.tokens_key)
     token_schema, _ = part_footer(store, tokens_name)
-    schema = results_schema(kept_columns(token_schema), columns.fields)
+    in_chunks = "first_new" in token_schema.names
+    marks = "first_new" if in_chunks and job.inference.task == "score" else "pair_start"
+    schema = results_schema(kept_columns(token_schema), columns.fields, in_chunks)
     budget = job.run.max_batch_tokens or backend.info.default_batch_tokens
     worker = Inferring(backend, budget, np.result_type(np.float32, columns.stored))
     watch = worker.watch
     metadata = footer(job, "infer", shard.results_key, fingerprint)
     with ExitStack() as stack:
-        windows = stack.enter_context(reading_ahead(_windows(store, tokens_name, job.run.window_rows)))
+        windows = stack.enter_context(reading_ahead(_windows(store, tokens_name, job.run.window_rows, marks)))
         name = part_name("infer", shard.results_key)
         part = stack.enter_context(create_part(store, name, schema, metadata))
         rejects = RejectsPart(stack, store, rejects_name("infer", shard.results_key), shard.results_key)
@@ -96,46 +98,65 @@ def infer_shard(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """Rows that are sorted together: ragged ids, and the columns that go into the results."""
+    """Rows that are sorted together: ragged ids, and the columns that go into the results.
+
+    starts_N: what the backend must know of a row beside its ids: where its second text begins, or the
+    first token to be scored.  firsts_T: the row that each text begins with, where a text may be several.
+    """
 
     columns: pa.RecordBatch
     ids: npt.NDArray[np.int32]
     offsets_N1: Ints
-    pair_starts_N: Ints | None
+    starts_N: Ints | None = None
+    firsts_T: Ints | None = None
 
     @property
     def lengths_N(self) -> Ints:  # noqa: N802 (a shape suffix)
         return np.diff(self.offsets_N1)
 
 
-def _windows(store: Store, name: str, window_rows: int) -> Iterator[Window]:
-    """Windows of `window_rows` rows, fewer where the rows are very wide; none for an empty part."""
+def _windows(store: Store, name: str, window_rows: int, marks: str) -> Iterator[Window]:
+    """Windows of `window_rows` rows, fewer where the rows are very wide; none for an empty part.
+
+    All chunks of a text are in one window, however many they are.  marks: column of `Window.starts_N`.
+    """
     held: list[pa.RecordBatch] = []
-    num_held = 0
     for batch in iter_part(store, name):
         if held and sum(b.nbytes for b in (*held, batch)) > WINDOW_BYTES:
-            yield _window(held)
-            held, num_held = [], 0
-        while num_held + len(batch) >= window_rows:
-            room = window_rows - num_held
-            yield _window([*held, batch.slice(0, room)])
-            batch, held, num_held = batch.slice(room), [], 0
-        if len(batch):
-            held.append(batch)
-            num_held += len(batch)
-    if held:
-        yield _window(held)
+            held = yield from _cut_windows(held, sum(map(len, held)) - 1, marks)
+        held.append(batch)
+        if sum(map(len, held)) > window_rows:
+            held = yield from _cut_windows(held, window_rows, marks)
+    if held := [batch for batch in held if len(batch)]:
+        yield _window(pa.concat_batches(held), marks)
 
 
-def _window(batches: list[pa.RecordBatch]) -> Window:
-    rows = pa.concat_batches(batches)
-    lists = rows["input_ids"]
+def _cut_windows(
+    held: list[pa.RecordBatch], size: int, marks: str
+) -> Generator[Window, None, list[pa.RecordBatch]]:
+    """Windows of at most `size` rows, but of whole texts; what is left, the last text at least."""
+    rows = pa.concat_batches(held)
+    firsts = np.flatnonzero(rows["chunk_index"].to_numpy() == 0)
+    start = 0
+    while len(rows) - start > size:
+        fitting, longer = firsts[(firsts > start) & (firsts <= start + size)], firsts[firsts > start + size]
+        if not len(fitting) and not len(longer):
+            break
+        cut = int(fitting[-1] if len(fitting) else longer[0])
+        yield _window(rows.slice(start, cut - start), marks)
+        start = cut
+    return [rows.slice(start)]
+
+
+def _window(rows: pa.RecordBatch, marks: str) -> Window:
+    lists, names = rows["input_ids"], rows.schema.names
     offsets = lists.offsets.to_numpy().astype(np.int64)
-    ids = lists.values.to_numpy()[offsets[0] : offsets[-1]]
-    carried = [name for name in rows.schema.names if name not in NOT_CARRIED]
-    starts = rows["pair_start"].to_numpy().astype(np.int64) if "pair_start" in rows.schema.names else None
     return Window(
-        columns=rows.select(carried), ids=ids, offsets_N1=offsets - offsets[0], pair_starts_N=starts
+        columns=rows.select([name for name in names if name not in NOT_CARRIED]),
+        ids=lists.values.to_numpy()[offsets[0] : offsets[-1]],
+        offsets_N1=offsets - offsets[0],
+        starts_N=rows[marks].to_numpy().astype(np.int64) if marks in names else None,
+        firsts_T=np.flatnonzero(rows["chunk_index"].to_numpy() == 0) if "first_new" in names else None,
     )
 
 
@@ -152,7 +173,7 @@ class Inferring:
 
         Equal token sequences are computed once.
         """
-        uniques = find_uniques(window.ids, window.offsets_N1, window.pair_starts_N)
+        uniques = find_uniques(window.ids, window.offsets_N1, window.starts_N)
         lengths_U = window.lengths_N[uniques.first_rows_U]
         values_UV = np.zeros((len(lengths_U), self._backend.info.num_values), dtype=self._dtype)
         reasons_U: dict[int, str] = {}
@@ -181,7 +202,7 @@ class Inferring:
         ids_BL, lengths_B = pad_batch(window.ids, window.offsets_N1, rows_B, self._backend.info.pad_id)
         start = time.perf_counter()
         with self.watch.timing("compute"):
-            starts_B = None if window.pair_starts_N is None else window.pair_starts_N[rows_B]
+            starts_B = None if window.starts_N is None else window.starts_N[rows_B]
             values_BV = self._backend.run(ids_BL, lengths_B, starts_B)
         self.latency_s.add(time.perf_counter() - start)
         if values_BV.shape != (len(rows_B), self._backend.info.num_values):
@@ -200,7 +221,8 @@ class Inferring:
         return [left[batch] for batch in plan_batches(lengths_U[left], self.max_batch_tokens)][::-1]
 
     def count(self, window: Window, rows_out: int, bad: list[Reject]) -> None:
-        self.counts.rows_in += len(window.lengths_N)
+        self.counts.rows_in += rows_out + len(bad)
+        self.counts.chunks += len(window.lengths_N)
         self.counts.rows_out += rows_out
         self.counts.tokens += int(window.lengths_N.sum())
         self.counts.rejects.update(reject.reason for reject in bad)
@@ -215,7 +237,9 @@ DETAILS = {
 def _results(
     window: Window, values_NV: Values, reasons: dict[int, str], columns: ResultColumns, schema: pa.Schema
 ) -> tuple[pa.RecordBatch, list[Reject]]:
-    """Result rows of the rows whose values are finite as they are stored, and the rejects."""
+    """Result rows of the texts whose values are finite as they are stored, and the rejects."""
+    if window.firsts_T is not None:
+        window, values_NV, reasons = _pooled(window, window.firsts_T, values_NV, reasons, columns)
     with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite, and so a reject
         stored_NV = values_NV.astype(columns.stored)
     good = np.ones(len(stored_NV), dtype=bool)
@@ -225,6 +249,23 @@ def _results(
     kept = window.columns if good.all() else window.columns.filter(pa.array(good))
     made = columns.make(stored_NV if good.all() else stored_NV[good])
     return pa.record_batch([*kept.columns, *made], schema=schema), _rejects(window, reasons)
+
+
+def _pooled(
+    chunks: Window, firsts_T: Ints, values_CV: Values, reasons: dict[int, str], columns: ResultColumns
+) -> tuple[Window, Values, dict[int, str]]:
+    """A row a text: its chunks' values pooled, their tokens counted together. One bad chunk is a bad text."""
+    lengths_C = chunks.lengths_N
+    texts_C = np.searchsorted(firsts_T, np.arange(len(lengths_C)), side="right") - 1
+    num_T = np.diff(firsts_T, append=len(lengths_C)).astype(np.int32)
+    rows = chunks.columns.take(pa.array(firsts_T))
+    place = rows.schema.get_field_index("num_tokens")
+    tokens_T = np.add.reduceat(lengths_C, firsts_T).astype(np.int32)
+    rows = rows.set_column(place, "num_tokens", pa.array(tokens_T))
+    rows = rows.append_column("num_chunks", pa.array(num_T))
+    reasons = {int(texts_C[chunk]): reason for chunk, reason in sorted(reasons.items(), reverse=True)}
+    window = Window(columns=rows, ids=chunks.ids, offsets_N1=chunks.offsets_N1)
+    return window, columns.pool(values_CV, lengths_C, firsts_T), reasons
 
 
 def _rejects(window: Window, reasons: dict[int, str]) -> list[Reject]:

@@ -136,7 +136,8 @@ class _Tokenizing:
         counts = self.counts
         num_tokens, dropped = (table[name].to_numpy() for name in ("num_tokens", "num_tokens_dropped"))
         counts.rows_in += batch.rows_in
-        counts.rows_out += len(table)
+        counts.rows_out += len(batch.texts) - len(rows.refused)
+        counts.chunks += len(table)
         counts.rejects.update(reject.reason for reject in bad)
         counts.rows_blank += sum(1 for text in batch.texts if not text.strip())
         counts.rows_scrubbed += batch.rows_scrubbed
@@ -201,16 +202,20 @@ def carried_reject(
 
 def _token_rows(columns: pa.RecordBatch, rows: TokenRows, good: npt.NDArray[np.bool_]) -> pa.RecordBatch:
     """The good rows as a batch of the token dataset."""
-    cut = rows.cut
+    cut, chunks = rows.cut, rows.cut.chunks
     lengths_N = np.diff(cut.offsets_N1)
-    schema = tokens_schema(kept_columns(columns.schema), pairs=cut.pair_starts_N is not None)
+    pairs, in_chunks = cut.pair_starts_N is not None, chunks is not None
+    schema = tokens_schema(kept_columns(columns.schema), pairs=pairs, chunks=in_chunks)
+    if chunks is not None:
+        columns, good = columns.take(pa.array(chunks.text_N)), good[chunks.text_N]
     ids = pa.ListArray.from_arrays(
         pa.array(cut.offsets_N1.astype(np.int32)), pa.array(cut.ids), type=schema.field("input_ids").type
     )
     counts = [
-        pa.array(np.zeros(len(lengths_N), np.int32)),
+        pa.array(np.zeros(len(lengths_N), np.int32) if chunks is None else chunks.index_N),
         ids,
         *([pa.array(cut.pair_starts_N)] if cut.pair_starts_N is not None else []),
+        *([pa.array(chunks.first_new_N)] if chunks is not None else []),
         pa.array(lengths_N.astype(np.int32)),
         pa.array(cut.num_dropped_N),
         pa.array(rows.num_unknown_N),
