@@ -39,7 +39,7 @@ def show_plan(data: Data, console: Console) -> None:
         ("tokens", f"about {data['tokens_estimate']:,}, {data['tokens_left_estimate']:,} left to infer"),
         (
             "max tokens a row",
-            f"{data['max_tokens']:,} ({data['share_truncated_in_sample']:.1%} of a sample is longer)",
+            f"{data['max_tokens']:,} ({data['share_longer_in_sample']:.1%} of a sample is longer)",
         ),
         *([("model", f"{data['model']}, {_head(data)}")] if "model" in data else []),
         (

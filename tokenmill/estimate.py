@@ -51,7 +51,7 @@ def estimate(run: Run, *, probe: bool = True) -> dict[str, Any]:
         "published": run.is_published(plan),
         "tokens_estimate": _tokens(plan.shards, tokens_per_byte),
         "tokens_left_estimate": infer_left,
-        "share_truncated_in_sample": round(float((cut.num_dropped_N > 0).mean()), 4) if texts else 0.0,
+        "share_longer_in_sample": round(_share_longer(cut), 4) if texts else 0.0,
         "tokenize_tokens_per_second": round(tokenize_rate, 1),
         "infer_tokens_per_second": round(infer_rate, 1) if infer_rate else None,
         "seconds_estimate": round(seconds),
@@ -79,6 +79,12 @@ def _first_batch(run: Run, shard: Shard) -> RowBatch | None:
     """The first one with good rows."""
     batches = read_slice(shard.slices[0], run.job.input, run.storages.input)
     return next((batch for batch in batches if batch.texts), None)
+
+
+def _share_longer(cut: Cut) -> float:
+    """Of the texts that are longer than a row of tokens may be."""
+    longer = cut.num_dropped_N > 0 if cut.chunks is None else np.bincount(cut.chunks.text_N) > 1
+    return float(longer.mean())
 
 
 def _tokenize(run: Run, texts: Sequence[str], pairs: Sequence[str] | None) -> tuple[Cut, float]:
