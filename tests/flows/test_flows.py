@@ -187,7 +187,7 @@ def test_a_resumed_run_gives_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     token_pipeline(make(output={"uri": str(tmp_path / "once")}), return_state=True)
-    calls, works, real = [0], 4, FakeBackend.embed
+    calls, works, real = [0], 4, FakeBackend.run
 
     def run(self: FakeBackend, ids_BL: Any, lengths_B: Any, starts_B: Any = None) -> Any:
         calls[0] += 1
