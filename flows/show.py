@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tokenmill.quantities import counted, seconds, size_bytes
+from tokenmill.quantities import counted, seconds, short, size_bytes
 
 Data = Mapping[str, Any]
 
@@ -42,6 +42,7 @@ def show_plan(data: Data, console: Console) -> None:
             f"{data['max_tokens']:,} ({data['share_longer_in_sample']:.1%} of a sample is longer)",
         ),
         *([("model", f"{data['model']}, {_head(data)}")] if "model" in data else []),
+        *([("", _checkpoint(data))] if "architecture" in data else []),
         (
             "this machine",
             f"tokenize {data['tokenize_tokens_per_second']:,.0f} tok/s"
@@ -90,6 +91,16 @@ def show_verdict(data: Data, console: Console) -> None:
         console.print(f"  [red]wrong[/red]  {escape(problem)}", highlight=False)
     if not data["problems"]:
         console.print("All checksums and sums are right.", style="green")
+
+
+def _checkpoint(data: Data) -> str:
+    """Example: "BertModel, 22.7M parameters; fp32 on cpu, about 121 MiB of 23.5 GiB"."""
+    fits = "" if data["fits"] else ": it does not fit"
+    return (
+        f"{data['architecture']}, {short(data['parameters'])} parameters; {data['precision']} on "
+        f"{data['device']}, about {size_bytes(data['memory_estimate_bytes'])} of "
+        f"{size_bytes(data['device_memory_bytes'])}{fits}"
+    )
 
 
 def _head(data: Data) -> str:

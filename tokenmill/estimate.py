@@ -16,9 +16,11 @@ from tokenmill.batches import pad_batch, plan_batches
 from tokenmill.cut import Cut
 from tokenmill.encoding import encode_rows
 from tokenmill.engine import Run
+from tokenmill.model_size import memory_bytes, read_size
 from tokenmill.plan import Plan, Shard
 from tokenmill.readers import read_slice
 from tokenmill.rows import RowBatch
+from tokenmill.settle import InferSetup
 
 SAMPLE_SHARDS = 4
 SAMPLE_ROWS = 256
@@ -42,6 +44,7 @@ def estimate(run: Run, *, probe: bool = True) -> dict[str, Any]:
         "job": run.job.name,
         "output": run.store.uri,
         **run.setup.describe(),
+        **(_checkpoint(run, run.setup.infer) if run.setup.infer else {}),
         "files": plan.num_files,
         "skipped": dict(plan.skipped),
         "text_bytes": plan.text_bytes,
@@ -55,6 +58,31 @@ def estimate(run: Run, *, probe: bool = True) -> dict[str, Any]:
         "tokenize_tokens_per_second": round(tokenize_rate, 1),
         "infer_tokens_per_second": round(infer_rate, 1) if infer_rate else None,
         "seconds_estimate": round(seconds),
+    }
+
+
+def _checkpoint(run: Run, infer: InferSetup) -> dict[str, Any]:
+    """What the model is, and whether it fits where it will run.  Raises ConfigError, ModelMismatchError."""
+    from tokenmill.torch_backend import DEFAULT_BATCH_TOKENS, device_memory, pick_device, pick_precision
+    from tokenmill.torch_heads import LOGITS_AT_ONCE
+
+    spec = run.job.inference
+    device = pick_device(spec.device)
+    precision = pick_precision(spec.precision, device)
+    size = read_size(infer.folder)
+    budget = run.job.run.max_batch_tokens or DEFAULT_BATCH_TOKENS[device.type]
+    logits = 3 * 4 * LOGITS_AT_ONCE if spec.task == "score" else 0
+    needed, there = memory_bytes(size, precision, budget, logits), device_memory(device)
+    return {
+        "architecture": size.architecture,
+        "parameters": size.num_parameters,
+        "stored_as": size.stored_as,
+        "positions": size.positions,
+        "device": str(device),
+        "precision": precision,
+        "memory_estimate_bytes": needed,
+        "device_memory_bytes": there,
+        "fits": needed < there,
     }
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -91,6 +93,16 @@ def pick_precision(asked: str, device: torch.device) -> str:
     if asked != "auto":
         return asked
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "fp32"
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes that the device has in all; of the CPU what this process may use."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no limit is the word "max"
+        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return machine
 
 
 class TorchBackend:
