@@ -18,6 +18,7 @@ Values = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 class BackendInfo:
     """What the engine must know of a loaded model, and what a receipt says of it.
 
+    matmul: how exactly float32 matrices are multiplied, as torch calls it ("highest": no TF32).
     num_values: V, what a task makes of a row: the dimensions of a vector, a score a label, ...
     (`tokenmill.results` says what each value is).
     """
@@ -26,6 +27,7 @@ class BackendInfo:
     num_parameters: int
     device: str
     precision: str
+    matmul: str
     num_values: int
     pad_id: int
     default_batch_tokens: int

@@ -97,6 +97,7 @@ class FakeBackend:
             num_parameters=0,
             device="cpu",
             precision="fp32",
+            matmul="highest",
             num_values=self.dimensions,
             pad_id=PAD,
             default_batch_tokens=self.default_batch_tokens,

@@ -127,6 +127,7 @@ class TorchBackend:
             num_parameters=sum(p.numel() for p in model.parameters()),
             device=str(device),
             precision=precision,
+            matmul=torch.get_float32_matmul_precision(),
             num_values=head.num_values,
             pad_id=pad_id,
             default_batch_tokens=DEFAULT_BATCH_TOKENS[device.type],
@@ -197,6 +198,8 @@ def load_backend(
     picked = pick_device(device)
     settled = pick_precision(precision, picked)
     keep_freed_memory()
+    torch.set_float32_matmul_precision("highest")  # fp32 means fp32: TF32 keeps 10 bits of 23
+    torch.backends.cudnn.allow_tf32 = False
     if threads:
         torch.set_num_threads(threads)
     model = _load_model(folder, task, settled, trust_remote_code)

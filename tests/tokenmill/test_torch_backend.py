@@ -54,6 +54,7 @@ LENGTHS = np.array([4, 3], dtype=np.int64)
 def test_a_loaded_model_describes_itself(model: Path) -> None:
     info = load(model).info
     assert (info.model_type, info.device, info.precision) == ("bert", "cpu", "fp32")
+    assert info.matmul == torch.get_float32_matmul_precision() == "highest"
     assert (info.num_values, info.pad_id) == (32, 0)
     assert json.loads(json.dumps(info.to_json()))["num_parameters"] > 30522 * 32
     assert load(model).device_memory_bytes() == 0
