@@ -17,7 +17,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from tasks.artifacts import ProgressArtifact
 from tasks.runs import JobData
 from tasks.shard_tasks import infer_shard, tokenize_shard
-from tokenmill.engine import INFER_SLOTS, Run
+from tokenmill.engine import Run
 from tokenmill.errors import TokenmillError
 from tokenmill.plan import Plan, Shard, Todo
 from tokenmill.receipts import Stage
@@ -25,7 +25,7 @@ from tokenmill.schedule import pipelined
 
 Figures = dict[str, Any]
 
-MAX_THREADS = 256 + INFER_SLOTS + 1  # the most that run.workers allows, and the gate
+MAX_THREADS = 256 + 64 + 1  # the most that run.workers allows, more GPUs than a machine has, and the gate
 
 
 def bounded_runner() -> TaskRunner[Any]:
@@ -83,7 +83,7 @@ def run_shards(
             submit=submit,
             succeeded=lambda future: _state(future).is_completed(),
             tokenize_slots=run.job.run.workers,
-            infer_slots=INFER_SLOTS,
+            infer_slots=run.infer_slots() if todo.infer else 1,
             before_infer=run.before_infer(plan),
         )
     ):

@@ -98,7 +98,7 @@ def _checkpoint(data: Data) -> str:
     fits = "" if data["fits"] else ": it does not fit"
     return (
         f"{data['architecture']}, {short(data['parameters'])} parameters; {data['precision']} on "
-        f"{data['device']}, about {size_bytes(data['memory_estimate_bytes'])} of "
+        f"{', '.join(data['devices'])}, about {size_bytes(data['memory_estimate_bytes'])} of "
         f"{size_bytes(data['device_memory_bytes'])}{fits}"
     )
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tokenmill.accounting import Counts
 from tokenmill.backend import Backend
+from tokenmill.devices import DEVICES
 from tokenmill.errors import OutputError
 from tokenmill.job import Job
 from tokenmill.limits import check_limits
@@ -44,7 +45,6 @@ from tokenmill.stages.infer_shard import infer_shard
 from tokenmill.stages.tokenize_shard import tokenize_shard
 from tokenmill.store import StorageConfig, Store
 
-INFER_SLOTS = 1  # one model copy; what could overlap inside a shard already does
 STALE_SCRATCH_S = 24 * 3600
 
 
@@ -137,12 +137,19 @@ class Run:
         return tokenize_shard(shard, self.setup.tokenize, self.job, self.store, self.storages.input)
 
     def infer(self, shard: Shard, backend: Backend | None = None) -> Receipt:
+        """backend: default the job's own model on a device that is free; waits for one."""
         setup = self.setup.need_model()
         check_results_key(self.setup, shard)
+        if backend is None:
+            with DEVICES.borrow(setup.devices()) as device:
+                return self.infer(shard, setup.load_backend(device))
         fingerprint = setup.key_options()["model"]
-        backend = backend or setup.load_backend()
         columns = setup.result_columns(backend.info.num_values)
         return infer_shard(shard, backend, columns, self.job, self.store, fingerprint)
+
+    def infer_slots(self) -> int:
+        """Shards inferred at once: one a device; what could overlap inside a shard already does."""
+        return len(self.setup.need_model().devices())
 
     def check_limits(self, plan: Plan) -> None:
         """Hold what is tokenized so far against the job's limits.  Raises RejectLimitError, QualityError."""
@@ -171,7 +178,8 @@ def run_shards(run: Run, plan: Plan, backend: Backend | None = None) -> None:
         "tokenize": run.tokenize,
         "infer": partial(run.infer, backend=backend),
     }
-    with ThreadPoolExecutor(run.job.run.workers + INFER_SLOTS, "tokenmill-shard") as pool:
+    infer_slots = 1 if backend else run.infer_slots()
+    with ThreadPoolExecutor(run.job.run.workers + infer_slots, "tokenmill-shard") as pool:
 
         def submit(stage: Stage, shard: Shard) -> Future[Receipt]:
             return pool.submit(copy_context().run, work[stage], shard)
@@ -182,7 +190,7 @@ def run_shards(run: Run, plan: Plan, backend: Backend | None = None) -> None:
             submit=submit,
             succeeded=lambda future: future.exception() is None,
             tokenize_slots=run.job.run.workers,
-            infer_slots=INFER_SLOTS,
+            infer_slots=infer_slots,
             before_infer=run.before_infer(plan),
         ):
             finished.future.result()

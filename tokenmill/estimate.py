@@ -63,14 +63,15 @@ def estimate(run: Run, *, probe: bool = True) -> dict[str, Any]:
 
 def _checkpoint(run: Run, infer: InferSetup) -> dict[str, Any]:
     """What the model is, and whether it fits where it will run.  Raises ConfigError, ModelMismatchError."""
-    from tokenmill.torch_backend import DEFAULT_BATCH_TOKENS, device_memory, pick_device, pick_precision
+    from tokenmill.torch_device import DEFAULT_BATCH_TOKENS, device_memory, pick_precision
     from tokenmill.torch_heads import LOGITS_AT_ONCE
 
     spec = run.job.inference
-    device = pick_device(spec.device)
+    devices = infer.devices()
+    device = devices[0]
     precision = pick_precision(spec.precision, device)
     size = read_size(infer.folder)
-    budget = run.job.run.max_batch_tokens or DEFAULT_BATCH_TOKENS[device.type]
+    budget = run.job.run.max_batch_tokens or DEFAULT_BATCH_TOKENS[device.partition(":")[0]]
     logits = 3 * 4 * LOGITS_AT_ONCE if spec.task == "score" else 0
     needed, there = memory_bytes(size, precision, budget, logits), device_memory(device)
     return {
@@ -78,7 +79,7 @@ def _checkpoint(run: Run, infer: InferSetup) -> dict[str, Any]:
         "parameters": size.num_parameters,
         "stored_as": size.stored_as,
         "positions": size.positions,
-        "device": str(device),
+        "devices": list(devices),
         "precision": precision,
         "memory_estimate_bytes": needed,
         "device_memory_bytes": there,

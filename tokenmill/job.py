@@ -264,10 +264,12 @@ class InferenceSpec(Spec):
     task: Task = Field("embed", description="What the model computes for each row.")
     model: str | None = Field(None, description="Folder, package:NAME/FOLDER or hub id.")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="auto: fp32 on CPU, bf16 on GPUs that have it."
+        "auto", description="auto: bf16 on GPUs and CPUs with a matrix unit for it, else fp32."
     )
     device: str = Field(
-        "auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto: a GPU if there is one."
+        "auto",
+        pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
+        description="auto: all GPUs if there are any, else the CPU; cuda:N: that one alone.",
     )
     pooling: Literal["auto", "mean", "cls", "last"] = Field(
         "auto", description="auto: as the model's own files say."

@@ -133,16 +133,25 @@ class InferSetup:
             return embed_columns(num_values, spec.dtype, normalize=self.recipe.normalize)
         return rank_columns() if spec.task == "rank" else score_columns()
 
-    def load_backend(self) -> Backend:
-        """The model, on the device; loaded once per process.  Raises ConfigError's leaves."""
-        from tokenmill.torch_backend import load_backend
+    def devices(self) -> tuple[str, ...]:
+        """Where the model may run, a copy each.  Raises ConfigError for a device that is not there."""
+        from tokenmill.torch_device import find_devices
+
+        return find_devices(self.job.inference.device)
+
+    def load_backend(self, device: str | None = None) -> Backend:
+        """The model, on a device, by default the first; loaded there once per process.
+
+        Raises ConfigError's leaves, BackendUnavailableError.
+        """
+        from tokenmill.torch_backend import ModelSpec, load_backend
 
         spec = self.job.inference
-        return load_backend(
-            self.folder,
-            folder_state(self.folder),
+        model = ModelSpec(
+            folder=self.folder,
+            state=folder_state(self.folder),
             task=spec.task,
-            device=spec.device,
+            device=device or self.devices()[0],
             precision=spec.precision,
             recipe=self.recipe,
             dimensions=spec.dimensions,
@@ -153,6 +162,7 @@ class InferSetup:
             threads=self.job.run.threads,
             trust_remote_code=spec.trust_remote_code,
         )
+        return load_backend(model)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

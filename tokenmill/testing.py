@@ -88,6 +88,7 @@ class FakeBackend:
     nan_ids: frozenset[int] = frozenset()
     failures: int = 0
     default_batch_tokens: int = 64
+    device: str = "cpu"
     shapes: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -95,7 +96,7 @@ class FakeBackend:
         return BackendInfo(
             model_type="fake",
             num_parameters=0,
-            device="cpu",
+            device=self.device,
             precision="fp32",
             matmul="highest",
             num_values=self.dimensions,

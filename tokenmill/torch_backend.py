@@ -6,11 +6,9 @@ Legend: B rows of a batch, L longest row in tokens, V values of a row.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,12 +28,18 @@ from tokenmill.backend import BackendInfo, Values
 from tokenmill.errors import (
     BackendError,
     BackendUnavailableError,
-    ConfigError,
     ModelMismatchError,
     ModelNotFoundError,
     OutOfMemoryError,
 )
 from tokenmill.model_files import EncoderRecipe, FolderState, first_line, read_json
+from tokenmill.torch_device import (
+    DEFAULT_BATCH_TOKENS,
+    DTYPES,
+    find_devices,
+    keep_freed_memory,
+    pick_precision,
+)
 from tokenmill.torch_heads import (
     Activation,
     EmbedHead,
@@ -46,8 +50,6 @@ from tokenmill.torch_heads import (
     check_token_logits,
 )
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-DEFAULT_BATCH_TOKENS = {"cpu": 2048, "mps": 16_384, "cuda": 131_072}
 MODEL_CLASSES: Mapping[str, Any] = {
     "embed": AutoModel,
     "classify": AutoModelForSequenceClassification,
@@ -58,70 +60,41 @@ MODEL_CLASSES: Mapping[str, Any] = {
 # Subtle: only CUDA's allocator has an exception of its own; the others raise RuntimeError.
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
-M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """What a backend is made from, and what the cache of loaded ones goes by.
 
-def keep_freed_memory() -> None:
-    """Let glibc reuse freed activations instead of giving them back and faulting them in again.
-
-    Matters for batches above the default budget: docs/decisions.md, "Memory that was freed is kept".
+    state: `folder_state(folder)`.  recipe, dimensions, num_prompt_tokens: of embed.
+    activation: of classify and rank.
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(M_MMAP_THRESHOLD, 1 << 30)
-    mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
-
-def pick_device(asked: str) -> torch.device:
-    """auto: a GPU if there is one.  Raises ConfigError for a device that is not there."""
-    if asked == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda:0")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    device = torch.device(asked)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"inference.device: {asked} is not there; {torch.cuda.device_count()} GPU(s) found")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("inference.device: mps is not there on this machine")
-    return device
-
-
-def pick_precision(asked: str, device: torch.device) -> str:
-    """auto: bf16 on a GPU that has it, else fp32."""
-    if asked != "auto":
-        return asked
-    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "fp32"
-
-
-def device_memory(device: torch.device) -> int:
-    """Bytes that the device has in all; of the CPU what this process may use."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # no limit is the word "max"
-        return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return machine
+    folder: Path
+    state: FolderState
+    task: str
+    device: str
+    precision: str
+    recipe: EncoderRecipe
+    dimensions: int | None = None
+    activation: Activation | None = None
+    num_prompt_tokens: int = 0
+    pad_id: int = 0
+    second_type: int = 0
+    threads: int | None = None
+    trust_remote_code: bool = False
 
 
 class TorchBackend:
     """A model with the head of one task.  Implements `tokenmill.backend.Backend`."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        head: Head,
-        *,
-        device: torch.device,
-        precision: str,
-        pad_id: int,
-        second_type: int = 0,
+        self, model: nn.Module, head: Head, spec: ModelSpec, *, device: torch.device, precision: str
     ) -> None:
-        self._device, self._model, self._head = device, model, head
+        self._device, self._model, self._head, self._spec = device, model, head, spec
         config = cast(Any, model).config
         # Subtle: a tokenizer may give types to a model that has none.
-        self._second_type = second_type if (getattr(config, "type_vocab_size", 0) or 0) > second_type else 0
+        has_type = (getattr(config, "type_vocab_size", 0) or 0) > spec.second_type
+        self._second_type = spec.second_type if has_type else 0
         self.info = BackendInfo(
             model_type=config.model_type,
             num_parameters=sum(p.numel() for p in model.parameters()),
@@ -129,7 +102,7 @@ class TorchBackend:
             precision=precision,
             matmul=torch.get_float32_matmul_precision(),
             num_values=head.num_values,
-            pad_id=pad_id,
+            pad_id=spec.pad_id,
             default_batch_tokens=DEFAULT_BATCH_TOKENS[device.type],
         )
 
@@ -173,55 +146,48 @@ class TorchBackend:
         return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
 
 
-@functools.lru_cache(maxsize=2)
-def load_backend(
-    folder: Path,
-    state: FolderState,  # noqa: ARG001 (what the cache goes by)
-    *,
-    task: str,
-    device: str,
-    precision: str,
-    recipe: EncoderRecipe,
-    dimensions: int | None,
-    activation: Activation | None,
-    num_prompt_tokens: int,
-    pad_id: int,
-    second_type: int,
-    threads: int | None,
-    trust_remote_code: bool,
-) -> TorchBackend:
-    """Load a checkpoint once per process and state of its files; safetensors only, no network.
+def load_backend(spec: ModelSpec) -> TorchBackend:
+    """Load a checkpoint, once per process, device and state of its files; safetensors only, no network.
 
-    state: `folder_state(folder)`.  dimensions, recipe, num_prompt_tokens: of embed.
-    activation: of classify and rank.  Raises ModelNotFoundError, ModelMismatchError, ConfigError.
+    Raises ModelNotFoundError, ModelMismatchError, ConfigError, BackendUnavailableError.
     """
-    picked = pick_device(device)
-    settled = pick_precision(precision, picked)
+    return _cache_of(spec.device)(spec)
+
+
+@functools.cache
+def _cache_of(device: str) -> Callable[[ModelSpec], TorchBackend]:  # noqa: ARG001 (one cache each)
+    """Subtle: one cache for all devices would drop the models of some while others are loaded."""
+    return functools.lru_cache(maxsize=2)(load_uncached)
+
+
+def load_uncached(spec: ModelSpec) -> TorchBackend:
+    """As `load_backend`, but another copy of the weights."""
+    device = torch.device(find_devices(spec.device)[0])
+    precision = pick_precision(spec.precision, str(device))
     keep_freed_memory()
     torch.set_float32_matmul_precision("highest")  # fp32 means fp32: TF32 keeps 10 bits of 23
     torch.backends.cudnn.allow_tf32 = False
-    if threads:
-        torch.set_num_threads(threads)
-    model = _load_model(folder, task, settled, trust_remote_code)
+    if spec.threads:
+        torch.set_num_threads(spec.threads)
+    model = _load_model(spec, precision)
     try:
-        model = model.to(device=picked).eval()
-        skip = 0 if recipe.pools_prompt else num_prompt_tokens
-        head: Head
-        if task == "embed":
-            head = EmbedHead(recipe, _hidden_size(model), dimensions, skip, picked)
-        elif task == "score":
-            check_token_logits(model, picked, f"model {folder}")
-            head = ScoreHead()
-        else:
-            assert activation is not None
-            head = LabelHead(num_values=int(cast(Any, model).config.num_labels), activation=activation)
-        return TorchBackend(
-            model, head, device=picked, precision=settled, pad_id=pad_id, second_type=second_type
-        )
+        model = model.to(device=device).eval()
+        return TorchBackend(model, _make_head(model, spec, device), spec, device=device, precision=precision)
     except torch.OutOfMemoryError as exc:
         raise BackendUnavailableError(
-            f"model {folder}: does not fit into the free memory of {picked}: {first_line(exc)}"
+            f"model {spec.folder}: does not fit into the free memory of {device}: {first_line(exc)}"
         ) from exc
+
+
+def _make_head(model: nn.Module, spec: ModelSpec, device: torch.device) -> Head:
+    if spec.task == "embed":
+        skip = 0 if spec.recipe.pools_prompt else spec.num_prompt_tokens
+        return EmbedHead(spec.recipe, _hidden_size(model), spec.dimensions, skip, device)
+    if spec.task == "score":
+        check_token_logits(model, device, f"model {spec.folder}")
+        return ScoreHead()
+    assert spec.activation is not None
+    return LabelHead(num_values=int(cast(Any, model).config.num_labels), activation=spec.activation)
 
 
 def _hidden_size(model: nn.Module) -> int:
@@ -237,7 +203,8 @@ def _model_class(folder: Path, task: str) -> Any:
     return AutoModelForTextEncoding if encodes else MODEL_CLASSES[task]
 
 
-def _load_model(folder: Path, task: str, precision: str, trust_remote_code: bool) -> nn.Module:
+def _load_model(spec: ModelSpec, precision: str) -> nn.Module:
+    folder, task = spec.folder, spec.task
     transformers_logging.disable_progress_bar()
     if not any(folder.glob("*.safetensors")):
         raise ModelMismatchError(
@@ -249,7 +216,7 @@ def _load_model(folder: Path, task: str, precision: str, trust_remote_code: bool
             local_files_only=True,
             use_safetensors=True,
             dtype=DTYPES[precision],
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=spec.trust_remote_code,
             output_loading_info=True,
         )
     except Exception as exc:  # whatever a damaged checkpoint provokes in foreign code

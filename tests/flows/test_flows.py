@@ -42,7 +42,7 @@ NUM_ROWS = 40
 def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     """The model's files are read, its weights are not: the flows are under test, not the model."""
     fake = FakeBackend()
-    monkeypatch.setattr(InferSetup, "load_backend", lambda self: fake)
+    monkeypatch.setattr(InferSetup, "load_backend", lambda self, device=None: fake)
     return fake
 
 
@@ -175,7 +175,7 @@ def test_bad_data_is_not_tried_again_and_other_shards_go_on(
     assert sorted(calls) == [0, 1]
     assert not (tmp_path / "out" / "manifest.json").exists()
     monkeypatch.undo()
-    monkeypatch.setattr(InferSetup, "load_backend", lambda self: backend)
+    monkeypatch.setattr(InferSetup, "load_backend", lambda self, device=None: backend)
     assert token_pipeline(make(), return_state=True).name == "Completed"
 
 

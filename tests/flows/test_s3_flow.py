@@ -74,7 +74,7 @@ def test_a_storage_block_opens_input_and_output_and_its_secret_stays_in_it(
     save_block: Callable[[str], str],
 ) -> None:
     client, endpoint = bucket
-    monkeypatch.setattr(InferSetup, "load_backend", lambda self: FakeBackend())
+    monkeypatch.setattr(InferSetup, "load_backend", lambda self, device=None: FakeBackend())
     corpus = io.BytesIO()
     pq.write_table(pa.table({"text": ["one two", "three", "four five six"]}), corpus)
     client.put_object(Bucket=BUCKET, Key="in/a.parquet", Body=corpus.getvalue())

@@ -22,24 +22,18 @@ from tokenmill.errors import (
     TokenmillError,
 )
 from tokenmill.model_files import folder_state, read_recipe
-from tokenmill.torch_backend import TorchBackend, load_backend, pick_device, pick_precision
+from tokenmill.torch_backend import ModelSpec, TorchBackend, load_backend
 
 
 def load(folder: Path, **options) -> TorchBackend:
-    defaults = {
+    settings = {
         "task": "embed",
         "device": "cpu",
         "precision": "auto",
         "recipe": read_recipe(folder),
-        "dimensions": None,
-        "activation": None,
-        "num_prompt_tokens": 0,
-        "pad_id": 0,
-        "second_type": 0,
-        "threads": None,
-        "trust_remote_code": False,
+        **options,
     }
-    return load_backend(folder, folder_state(folder), **{**defaults, **options})
+    return load_backend(ModelSpec(folder=folder, state=folder_state(folder), **settings))
 
 
 @pytest.fixture(scope="module")
@@ -212,22 +206,6 @@ def test_dimensions_beyond_the_models_are_a_mistake_in_the_job(model: Path) -> N
     assert load(model, dimensions=32).info.num_values == 32
     with pytest.raises(ConfigError, match=r"inference\.dimensions: 33 is more than the model's 32"):
         load(model, dimensions=33)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_device_that_is_not_there_is_a_mistake_in_the_job() -> None:
-    assert pick_device("cpu") == torch.device("cpu")
-    with pytest.raises(ConfigError, match=r"inference\.device: cuda:3 is not there; 0 GPU\(s\) found"):
-        pick_device("cuda:3")
-    if not torch.backends.mps.is_available():
-        assert pick_device("auto") == torch.device("cpu")
-        with pytest.raises(ConfigError, match="mps is not there"):
-            pick_device("mps")
-
-
-def test_auto_precision_on_a_cpu_is_exact() -> None:
-    assert pick_precision("auto", torch.device("cpu")) == "fp32"
-    assert pick_precision("bf16", torch.device("cpu")) == "bf16"
 
 
 @pytest.mark.gpu
