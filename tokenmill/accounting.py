@@ -67,6 +67,7 @@ class Counts:
     """What went in and what came of it, of one shard or of many. Rows and tokens are exact.
 
     chunks: rows of tokens, as many as rows out where no text is cut into several.
+    rows_recomputed: distinct rows of tokens that low precision made NaN or infinite, done again in float32.
     """
 
     rows_in: int = 0
@@ -89,6 +90,7 @@ class Counts:
     chars_unknown: int = 0
     batches: int = 0
     out_of_memory: int = 0
+    rows_recomputed: int = 0
     rejects: Counter[str] = field(default_factory=Counter)
 
     @property

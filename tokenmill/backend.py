@@ -57,6 +57,13 @@ class Backend(Protocol):
         """
         ...
 
+    def in_fp32(self) -> Backend | None:
+        """The same model in float32, for rows whose values came out NaN or infinite.
+
+        None if this one is, or if there is no memory for it.  Raises BackendError.
+        """
+        ...
+
     def device_memory_bytes(self) -> int:
         """Most memory held on the device so far; 0 where the device is the CPU."""
         ...

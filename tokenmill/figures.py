@@ -74,6 +74,7 @@ def stage_figures(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "tokens_computed": counts.tokens_computed,
         "batches": counts.batches,
         "out_of_memory": counts.out_of_memory,
+        "rows_recomputed": counts.rows_recomputed,
         "seconds": significant(wall),
         "seconds_by_activity": {name: significant(value) for name, value in seconds.items()},
         "tokens_per_second": significant(per_second(counts.tokens, wall)),

@@ -80,6 +80,7 @@ class FakeBackend:
     memory_tokens: more tokens than this in a batch, padding included, are out of memory.
     nan_ids: a row with one of these ids gives NaN.
     failures: how many calls fail for now, before the first that works.
+    exact: what `in_fp32` gives.
     shapes: (rows, longest) of every call that worked.
     """
 
@@ -89,6 +90,7 @@ class FakeBackend:
     failures: int = 0
     default_batch_tokens: int = 64
     device: str = "cpu"
+    exact: FakeBackend | None = None
     shapes: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -134,6 +136,9 @@ class FakeBackend:
         mixed_L = np.array(ids, dtype=np.float64) * places_L
         cells = [np.sin(mixed_L * (d + 1)).sum() / len(ids) for d in range(self.dimensions)]
         return np.array(cells, dtype=np.float32)
+
+    def in_fp32(self) -> FakeBackend | None:
+        return self.exact
 
     def device_memory_bytes(self) -> int:
         return 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from tokenmill.backend import BackendInfo, Values
+from tokenmill.backend import Backend, BackendInfo, Values
 from tokenmill.errors import (
     BackendError,
     BackendUnavailableError,
@@ -91,6 +92,7 @@ class TorchBackend:
         self, model: nn.Module, head: Head, spec: ModelSpec, *, device: torch.device, precision: str
     ) -> None:
         self._device, self._model, self._head, self._spec = device, model, head, spec
+        self._in_fp32: TorchBackend | None = None
         config = cast(Any, model).config
         # Subtle: a tokenizer may give types to a model that has none.
         has_type = (getattr(config, "type_vocab_size", 0) or 0) > spec.second_type
@@ -141,6 +143,16 @@ class TorchBackend:
             types_BL=types_BL,
             later_BL=later_BL,
         )
+
+    def in_fp32(self) -> Backend | None:
+        """Loaded when first asked for, onto the same device."""
+        if self.info.precision == "fp32":
+            return None
+        if self._in_fp32 is None:
+            spec = replace(self._spec, device=self.info.device, precision="fp32")
+            with suppress(BackendUnavailableError, MemoryError):
+                self._in_fp32 = load_uncached(spec)
+        return self._in_fp32
 
     def device_memory_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0

@@ -101,6 +101,30 @@ def test_values_that_are_not_finite_are_rejects(tmp_path: Path) -> None:
     assert counts.rejects == {"non_finite": 2}
 
 
+def test_what_low_precision_loses_is_computed_again_in_fp32(tmp_path: Path) -> None:
+    texts = ["good", "bad apple", "good too", "bad apple", "a rotten apple"]
+    apples = frozenset({word_id("apple")})
+    exact = FakeBackend(nan_ids=frozenset({word_id("rotten")}))
+    job = job_with(tmp_path / "low", texts)
+    counts = run_fake(job, FakeBackend(nan_ids=apples, exact=exact)).counts
+    rows = published(job)
+    assert [row["row_ordinal"] for row in rows] == [0, 1, 2, 3]
+    assert [row["reason"] for row in published(job, "rejects")] == ["non_finite"]
+    assert (counts.rows_recomputed, counts.rejects) == (2, {"non_finite": 1})
+    plain = job_with(tmp_path / "plain", texts[:4])
+    run_fake(plain)
+    assert [row["embedding"] for row in rows] == [row["embedding"] for row in published(plain)]
+
+
+def test_the_copy_in_fp32_may_be_short_of_memory(tmp_path: Path) -> None:
+    apples = frozenset({word_id("apple")})
+    job = job_with(tmp_path, ["good", "bad apple", "one two three four apple"])
+    exact = FakeBackend(memory_tokens=5)
+    counts = run_fake(job, FakeBackend(nan_ids=apples, exact=exact)).counts
+    assert [row["row_ordinal"] for row in published(job)] == [0, 1]
+    assert (counts.rows_recomputed, counts.rejects) == (1, {"non_finite": 1})
+
+
 class HugeBackend(FakeBackend):
     """Vectors that float32 holds and float16 does not, for rows of more than three tokens."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from safetensors.torch import load_file, save_file
 
 from tokenmill import torch_backend
 from tokenmill.backend import Backend
@@ -99,6 +100,33 @@ def test_low_precision_is_close_and_comes_back_as_float32(model: Path, precision
     exact, low = load(model).run(IDS, LENGTHS), load(model, precision=precision).run(IDS, LENGTHS)
     assert low.dtype == np.float32
     np.testing.assert_allclose(low, exact, atol=0.05)
+
+
+def test_an_overflow_of_half_precision_has_a_value_in_fp32(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    name = "encoder.layer.1.output.dense.bias"
+    weights[name] = weights[name] + 1e5  # fp16 ends at 65,504
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    low = load(folder, precision="fp16")
+    assert not np.isfinite(low.run(IDS, LENGTHS)).all()
+    exact = low.in_fp32()
+    assert exact is not None
+    assert exact is low.in_fp32()
+    assert exact.in_fp32() is None
+    np.testing.assert_array_equal(exact.run(IDS, LENGTHS), load(folder, precision="fp32").run(IDS, LENGTHS))
+
+
+def test_without_memory_for_a_copy_in_fp32_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low = load(make_checkpoint(tmp_path / "model"), precision="bf16")
+
+    def fail(*args: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch_backend, "TorchBackend", fail)
+    assert low.in_fp32() is None
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def job_counts(tokenize: Sequence[Receipt], infer: Sequence[Receipt]) -> Counts:
         tokens_padded=second.tokens_padded,
         batches=second.batches,
         out_of_memory=second.out_of_memory,
+        rows_recomputed=second.rows_recomputed,
         rejects=first.rejects + second.rejects,
     )
     total.check("job")

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tokenmill.accounting import Counts, Histogram
 from tokenmill.backend import Backend, Values
-from tokenmill.batches import Ints, find_uniques, pad_batch, plan_batches
+from tokenmill.batches import Ints, Uniques, find_uniques, pad_batch, plan_batches
 from tokenmill.errors import BackendError, OutOfMemoryError
 from tokenmill.job import Job
 from tokenmill.overlap import Stopwatch, reading_ahead, writing_behind
@@ -171,41 +171,62 @@ class Inferring:
     def run(self, window: Window) -> tuple[Values, dict[int, str]]:
         """Values of all rows, shape (N, V), and the reason for each row that has none.
 
-        Equal token sequences are computed once.
+        Equal token sequences are computed once, those that come out NaN or infinite again in float32.
         """
         uniques = find_uniques(window.ids, window.offsets_N1, window.starts_N)
-        lengths_U = window.lengths_N[uniques.first_rows_U]
-        values_UV = np.zeros((len(lengths_U), self._backend.info.num_values), dtype=self._dtype)
+        rows_of_U = np.bincount(uniques.unique_of_row_N, minlength=len(uniques.first_rows_U))
+        values_UV = np.zeros((len(rows_of_U), self._backend.info.num_values), dtype=self._dtype)
         reasons_U: dict[int, str] = {}
-        rows_of_U = np.bincount(uniques.unique_of_row_N, minlength=len(lengths_U))
-        tokens_of_U = lengths_U * rows_of_U
-        todo = plan_batches(lengths_U, self.max_batch_tokens)[::-1]
-        while todo:
-            chosen_B = todo.pop()
-            try:
-                values_UV[chosen_B] = self._run(window, uniques.first_rows_U[chosen_B])
-            except OutOfMemoryError:
-                self.counts.out_of_memory += 1
-                if len(chosen_B) == 1:
-                    reasons_U[int(chosen_B[0])] = "out_of_memory"
-                    continue
-                todo = self._halve(lengths_U, [*todo, chosen_B])
-                continue
-            reporter().advance("infer", int(rows_of_U[chosen_B].sum()), int(tokens_of_U[chosen_B].sum()))
-        for unique in np.flatnonzero(~np.isfinite(values_UV).all(axis=1)):
-            reasons_U[int(unique)] = "non_finite"
+        everything_U = np.arange(len(rows_of_U))
+        for batch_B, values_BV in self._batches(self._backend, window, uniques, everything_U, reasons_U):
+            values_UV[batch_B] = values_BV
+            rows, tokens = rows_of_U[batch_B], window.lengths_N[uniques.first_rows_U[batch_B]]
+            reporter().advance("infer", int(rows.sum()), int((rows * tokens).sum()))
+        self._recompute(window, uniques, values_UV, reasons_U)
+        reasons_U.update(dict.fromkeys(_non_finite(values_UV).tolist(), "non_finite"))
         affected = np.flatnonzero(np.isin(uniques.unique_of_row_N, list(reasons_U)))
         reasons = {int(row): reasons_U[int(uniques.unique_of_row_N[row])] for row in affected}
         return values_UV[uniques.unique_of_row_N], reasons
 
-    def _run(self, window: Window, rows_B: Ints) -> Values:
-        ids_BL, lengths_B = pad_batch(window.ids, window.offsets_N1, rows_B, self._backend.info.pad_id)
+    def _recompute(
+        self, window: Window, uniques: Uniques, values_UV: Values, reasons_U: dict[int, str]
+    ) -> None:
+        """What low precision made NaN or infinite, once more in float32, in place."""
+        bad_U = _non_finite(values_UV)
+        exact = self._backend.in_fp32() if len(bad_U) else None
+        if exact is None:
+            return
+        for batch_B, values_BV in self._batches(exact, window, uniques, bad_U, reasons_U):
+            values_UV[batch_B] = values_BV
+            self.counts.rows_recomputed += len(batch_B)
+
+    def _batches(
+        self, backend: Backend, window: Window, uniques: Uniques, chosen_U: Ints, reasons_U: dict[int, str]
+    ) -> Iterator[tuple[Ints, Values]]:
+        """Chosen sequences and their values, a batch at a time; the reason for each that does not fit."""
+        lengths_U = window.lengths_N[uniques.first_rows_U]
+        todo = [chosen_U[batch] for batch in plan_batches(lengths_U[chosen_U], self.max_batch_tokens)][::-1]
+        while todo:
+            batch_B = todo.pop()
+            try:
+                values_BV = self._run(backend, window, uniques.first_rows_U[batch_B])
+            except OutOfMemoryError:
+                self.counts.out_of_memory += 1
+                if len(batch_B) == 1:
+                    reasons_U[int(batch_B[0])] = "out_of_memory"
+                else:
+                    todo = self._halve(lengths_U, [*todo, batch_B])
+                continue
+            yield batch_B, values_BV
+
+    def _run(self, backend: Backend, window: Window, rows_B: Ints) -> Values:
+        ids_BL, lengths_B = pad_batch(window.ids, window.offsets_N1, rows_B, backend.info.pad_id)
         start = time.perf_counter()
         with self.watch.timing("compute"):
             starts_B = None if window.starts_N is None else window.starts_N[rows_B]
-            values_BV = self._backend.run(ids_BL, lengths_B, starts_B)
+            values_BV = backend.run(ids_BL, lengths_B, starts_B)
         self.latency_s.add(time.perf_counter() - start)
-        if values_BV.shape != (len(rows_B), self._backend.info.num_values):
+        if values_BV.shape != (len(rows_B), backend.info.num_values):
             raise BackendError(f"the backend gave {values_BV.shape} for {len(rows_B)} rows")
         self.counts.batches += 1
         self.counts.tokens_computed += int(lengths_B.sum())
@@ -226,6 +247,11 @@ class Inferring:
         self.counts.rows_out += rows_out
         self.counts.tokens += int(window.lengths_N.sum())
         self.counts.rejects.update(reject.reason for reject in bad)
+
+
+def _non_finite(values_UV: Values) -> Ints:
+    """Rows with a value that is NaN or infinite."""
+    return np.flatnonzero(~np.isfinite(values_UV).all(axis=1))
 
 
 DETAILS = {
