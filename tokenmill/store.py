@@ -289,7 +289,12 @@ class Store:
 
 def _scratch_name() -> str:
     """Says whose it is. Example: "tokenmill-node7-4711-3f0c..."."""
-    return f"tokenmill-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex}"
+    return f"{_own_prefix()}{uuid.uuid4().hex}"
+
+
+def _own_prefix() -> str:
+    """Of all scratch files of this process."""
+    return f"tokenmill-{platform.node()}-{os.getpid()}-"
 
 
 def _is_orphan(name: str) -> bool:
@@ -313,7 +318,7 @@ def _is_marker(name: str) -> bool:
 
 def _clock_of(folder: Path) -> float:
     """The file system's own time, which may differ from this machine's."""
-    with tempfile.NamedTemporaryFile(dir=folder) as probe:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=_own_prefix()) as probe:
         return Path(probe.name).stat().st_mtime
 
 
