@@ -61,6 +61,17 @@ def read_size(folder: Path) -> ModelSize:
     )
 
 
+def cache_bytes(folder: Path, precision: str) -> int:
+    """Keys and values of one token in all layers, by config.json; an upper bound where it says nothing."""
+    config = read_json(folder / "config.json") or {}
+    text = config.get("text_config") or config
+    hidden = int(text.get("hidden_size") or text.get("n_embd") or 0)
+    heads = int(text.get("num_attention_heads") or text.get("n_head") or 1)
+    layers = int(text.get("num_hidden_layers") or text.get("n_layer") or 1)
+    width = int(text.get("head_dim") or hidden // heads)
+    return 2 * layers * int(text.get("num_key_value_heads") or heads) * width * BYTES[precision]
+
+
 def memory_bytes(size: ModelSize, precision: str, batch_tokens: int, extra_bytes: int = 0) -> int:
     """About what the weights and one batch take on the device.
 

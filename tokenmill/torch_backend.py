@@ -7,8 +7,8 @@ Legend: B rows of a batch, L longest row in tokens, V values of a row.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,17 +26,12 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from tokenmill.backend import Backend, BackendInfo, Values
-from tokenmill.errors import (
-    BackendError,
-    BackendUnavailableError,
-    ModelMismatchError,
-    ModelNotFoundError,
-    OutOfMemoryError,
-)
+from tokenmill.errors import BackendUnavailableError, ModelMismatchError, ModelNotFoundError
 from tokenmill.model_files import EncoderRecipe, FolderState, first_line, read_json
 from tokenmill.torch_device import (
     DEFAULT_BATCH_TOKENS,
     DTYPES,
+    device_errors,
     find_devices,
     keep_freed_memory,
     pick_precision,
@@ -56,10 +51,8 @@ MODEL_CLASSES: Mapping[str, Any] = {
     "classify": AutoModelForSequenceClassification,
     "rank": AutoModelForSequenceClassification,
     "score": AutoModelForCausalLM,
+    "generate": AutoModelForCausalLM,
 }
-
-# Subtle: only CUDA's allocator has an exception of its own; the others raise RuntimeError.
-OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,16 +90,7 @@ class TorchBackend:
         # Subtle: a tokenizer may give types to a model that has none.
         has_type = (getattr(config, "type_vocab_size", 0) or 0) > spec.second_type
         self._second_type = spec.second_type if has_type else 0
-        self.info = BackendInfo(
-            model_type=config.model_type,
-            num_parameters=sum(p.numel() for p in model.parameters()),
-            device=str(device),
-            precision=precision,
-            matmul=torch.get_float32_matmul_precision(),
-            num_values=head.num_values,
-            pad_id=spec.pad_id,
-            default_batch_tokens=DEFAULT_BATCH_TOKENS[device.type],
-        )
+        self.info = backend_info(model, spec, device, precision, head.num_values)
 
     def run(
         self,
@@ -115,19 +99,9 @@ class TorchBackend:
         starts_B: npt.NDArray[np.int64] | None = None,
     ) -> Values:
         starts = None if starts_B is None else torch.from_numpy(starts_B)
-        try:
-            with torch.inference_mode():
-                inputs = self._inputs(torch.from_numpy(ids_BL), torch.from_numpy(lengths_B), starts)
-                return cast(Values, self._head(self._model, inputs).cpu().numpy())
-        except torch.OutOfMemoryError as exc:
-            torch.cuda.empty_cache()
-            raise OutOfMemoryError(f"batch of {ids_BL.shape[0]} x {ids_BL.shape[1]} tokens") from exc
-        except (RuntimeError, IndexError) as exc:
-            if any(words in str(exc) for words in OUT_OF_MEMORY):
-                raise OutOfMemoryError(f"batch of {ids_BL.shape[0]} x {ids_BL.shape[1]} tokens") from exc
-            raise BackendError(
-                f"model failed on {ids_BL.shape[0]} x {ids_BL.shape[1]} tokens: {exc}"
-            ) from exc
+        with device_errors(f"{ids_BL.shape[0]} x {ids_BL.shape[1]} tokens"), torch.inference_mode():
+            inputs = self._inputs(torch.from_numpy(ids_BL), torch.from_numpy(lengths_B), starts)
+            return cast(Values, self._head(self._model, inputs).cpu().numpy())
 
     def _inputs(self, ids_BL: Tensor, lengths_B: Tensor, starts_B: Tensor | None) -> Inputs:
         places_L = torch.arange(ids_BL.shape[1])
@@ -163,17 +137,37 @@ def load_backend(spec: ModelSpec) -> TorchBackend:
 
     Raises ModelNotFoundError, ModelMismatchError, ConfigError, BackendUnavailableError.
     """
-    return _cache_of(spec.device)(spec)
+    return cast(TorchBackend, cached(load_uncached, spec.device)(spec))
 
 
 @functools.cache
-def _cache_of(device: str) -> Callable[[ModelSpec], TorchBackend]:  # noqa: ARG001 (one cache each)
-    """Subtle: one cache for all devices would drop the models of some while others are loaded."""
-    return functools.lru_cache(maxsize=2)(load_uncached)
+def cached(load: Callable[[ModelSpec], object], device: str) -> Callable[[ModelSpec], object]:  # noqa: ARG001
+    """A way of loading that remembers two models of each device.
+
+    Subtle: one cache for all devices would drop the models of some while others are loaded.
+    """
+    return functools.lru_cache(maxsize=2)(load)
 
 
 def load_uncached(spec: ModelSpec) -> TorchBackend:
     """As `load_backend`, but another copy of the weights."""
+    placed = place_model(spec)
+    with fitting(spec, placed.device):
+        head = _make_head(placed.model, spec, placed.device)
+        return TorchBackend(placed.model, head, spec, device=placed.device, precision=placed.precision)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedModel:
+    """A checkpoint's weights on a device."""
+
+    model: nn.Module
+    device: torch.device
+    precision: str
+
+
+def place_model(spec: ModelSpec) -> PlacedModel:
+    """Load a checkpoint's weights and put them onto their device.  Raises as `load_backend`."""
     device = torch.device(find_devices(spec.device)[0])
     precision = pick_precision(spec.precision, str(device))
     keep_freed_memory()
@@ -182,13 +176,35 @@ def load_uncached(spec: ModelSpec) -> TorchBackend:
     if spec.threads:
         torch.set_num_threads(spec.threads)
     model = _load_model(spec, precision)
+    with fitting(spec, device):
+        return PlacedModel(model=model.to(device=device).eval(), device=device, precision=precision)
+
+
+@contextmanager
+def fitting(spec: ModelSpec, device: torch.device) -> Iterator[None]:
+    """Raises BackendUnavailableError for a model that does not fit."""
     try:
-        model = model.to(device=device).eval()
-        return TorchBackend(model, _make_head(model, spec, device), spec, device=device, precision=precision)
+        yield
     except torch.OutOfMemoryError as exc:
         raise BackendUnavailableError(
             f"model {spec.folder}: does not fit into the free memory of {device}: {first_line(exc)}"
         ) from exc
+
+
+def backend_info(
+    model: nn.Module, spec: ModelSpec, device: torch.device, precision: str, num_values: int
+) -> BackendInfo:
+    """What a receipt says of a loaded model."""
+    return BackendInfo(
+        model_type=cast(Any, model).config.model_type,
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        device=str(device),
+        precision=precision,
+        matmul=torch.get_float32_matmul_precision(),
+        num_values=num_values,
+        pad_id=spec.pad_id,
+        default_batch_tokens=DEFAULT_BATCH_TOKENS[device.type],
+    )
 
 
 def _make_head(model: nn.Module, spec: ModelSpec, device: torch.device) -> Head:

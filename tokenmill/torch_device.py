@@ -6,19 +6,24 @@ import ctypes
 import functools
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
-from tokenmill.errors import ConfigError
+from tokenmill.errors import BackendError, ConfigError, OutOfMemoryError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float32}
 DEFAULT_BATCH_TOKENS = {"cpu": 2048, "mps": 16_384, "cuda": 131_072}
 
+# Subtle: only CUDA's allocator has an exception of its own; the others raise RuntimeError.
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 
 PROBE_ROUNDS = 5
+CACHE_SHARE = 0.25
 
 
 def keep_freed_memory() -> None:
@@ -32,6 +37,20 @@ def keep_freed_memory() -> None:
         return
     mallopt(M_MMAP_THRESHOLD, 1 << 30)
     mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+@contextmanager
+def device_errors(what: str) -> Iterator[None]:
+    """Raises OutOfMemoryError and BackendError for what torch raises.  what: is run, as "3 x 8 tokens"."""
+    try:
+        yield
+    except torch.OutOfMemoryError as exc:
+        torch.cuda.empty_cache()
+        raise OutOfMemoryError(f"batch of {what}") from exc
+    except (RuntimeError, IndexError) as exc:
+        if any(words in str(exc) for words in OUT_OF_MEMORY):
+            raise OutOfMemoryError(f"batch of {what}") from exc
+        raise BackendError(f"model failed on {what}: {exc}") from exc
 
 
 def find_devices(asked: str) -> tuple[str, ...]:
@@ -80,6 +99,11 @@ def device_memory(device: str) -> int:
     with suppress(OSError, ValueError):  # no limit is the word "max"
         return min(machine, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return machine
+
+
+def default_cache_tokens(device: str, token_bytes: int) -> int:
+    """Tokens whose keys and values, of `token_bytes` each, fill CACHE_SHARE of the device's memory."""
+    return max(1, int(CACHE_SHARE * device_memory(device)) // max(1, token_bytes))
 
 
 @functools.cache

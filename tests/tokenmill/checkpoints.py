@@ -151,6 +151,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma2": {"num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8, "sliding_window": 16},
     "granite": {"num_key_value_heads": 2, "max_position_embeddings": 64, "logits_scaling": 3.0},
     "cohere": {"num_key_value_heads": 2, "max_position_embeddings": 64, "logit_scale": 0.25},
+    "mamba": {},
     "t5": {"d_model": WIDTH, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
 }
 
