@@ -41,6 +41,14 @@ class ModelSettings(Block):
     pool_chunks: Literal["mean", "max"] = mirrored(InferenceSpec, "pool_chunks")
     threshold: float = mirrored(InferenceSpec, "threshold")
     activation: Literal["auto", "none", "sigmoid", "softmax"] = mirrored(InferenceSpec, "activation")
+    max_new_tokens: int = mirrored(InferenceSpec, "max_new_tokens")
+    temperature: float = mirrored(InferenceSpec, "temperature")
+    top_p: float | None = mirrored(InferenceSpec, "top_p")
+    top_k: int | None = mirrored(InferenceSpec, "top_k")
+    seed: int = mirrored(InferenceSpec, "seed")
+    num_outputs: int = mirrored(InferenceSpec, "num_outputs")
+    stop: list[str] = mirrored(InferenceSpec, "stop")
+    stop_ids: list[int] = mirrored(InferenceSpec, "stop_ids")
     trust_remote_code: bool = mirrored(InferenceSpec, "trust_remote_code")
 
     def block_initialization(self) -> None:

@@ -33,11 +33,11 @@ class TokenizerSettings(Block):
     max_tokens: int | None = mirrored(TokenizerSpec, "max_tokens")
     overflow: Literal["truncate", "reject", "chunk"] = mirrored(TokenizerSpec, "overflow")
     stride: int | None = mirrored(TokenizerSpec, "stride")
-    truncation_side: Literal["right", "left"] = mirrored(TokenizerSpec, "truncation_side")
+    truncation_side: Literal["right", "left"] | None = mirrored(TokenizerSpec, "truncation_side")
     special_tokens_in_text: Literal["text", "parse", "reject"] = mirrored(
         TokenizerSpec, "special_tokens_in_text"
     )
-    add_generation_prompt: bool = mirrored(TokenizerSpec, "add_generation_prompt")
+    add_generation_prompt: bool | None = mirrored(TokenizerSpec, "add_generation_prompt")
     prompt: str | None = mirrored(TokenizerSpec, "prompt")
     prompt_name: str | None = mirrored(TokenizerSpec, "prompt_name")
 

@@ -68,6 +68,7 @@ class Counts:
 
     chunks: rows of tokens, as many as rows out where no text is cut into several.
     rows_recomputed: distinct rows of tokens that low precision made NaN or infinite, done again in float32.
+    tokens: of texts.  tokens_generated: new ones.  tokens_computed, tokens_padded: of what the model ran.
     """
 
     rows_in: int = 0
@@ -85,6 +86,7 @@ class Counts:
     tokens_unknown: int = 0
     tokens_computed: int = 0
     tokens_padded: int = 0
+    tokens_generated: int = 0
     chars_replaced: int = 0
     chars_removed: int = 0
     chars_unknown: int = 0
@@ -96,6 +98,11 @@ class Counts:
     @property
     def rows_rejected(self) -> int:
         return self.rejects.total()
+
+    @property
+    def tokens_through(self) -> int:
+        """What throughput counts: the tokens of texts, and those that were generated."""
+        return self.tokens + self.tokens_generated
 
     @property
     def effective_token_ratio(self) -> float:

@@ -156,5 +156,8 @@ class ChatTokenizer:
     def _restored(self, text: str) -> str:
         return STAND_IN.sub(lambda match: self._tokens[match[0]], text)
 
+    def decode(self, ids: Sequence[int], without_special: bool) -> str:
+        return self._obeying.decode(ids, without_special)
+
     def lost_chars(self, texts: Sequence[str], has_unknown_N: npt.NDArray[np.bool_]) -> LostChars:
         return self._obeying.lost_chars([self._restored(text) for text in texts], has_unknown_N)

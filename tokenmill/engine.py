@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from tokenmill.accounting import Counts
 from tokenmill.backend import Backend
 from tokenmill.devices import DEVICES
 from tokenmill.errors import OutputError
+from tokenmill.generation import Generator
 from tokenmill.job import Job
 from tokenmill.limits import check_limits
 from tokenmill.manifest import (
@@ -39,9 +41,10 @@ from tokenmill.plan import (
 )
 from tokenmill.receipts import Receipt, Stage, read_receipts
 from tokenmill.schedule import pipelined
-from tokenmill.settle import Setup, prepare
+from tokenmill.settle import Model, Setup, prepare
 from tokenmill.stages.aggregate import Finished, collect, is_complete, publish
-from tokenmill.stages.infer_shard import infer_shard
+from tokenmill.stages.generate_shard import Generating
+from tokenmill.stages.infer_shard import Inferring, Worker, infer_shard
 from tokenmill.stages.tokenize_shard import tokenize_shard
 from tokenmill.store import StorageConfig, Store
 
@@ -127,25 +130,43 @@ class Run:
         """Load the model and run one row, so that what does not work is known before anything is
         written.  Raises ConfigError's leaves, BackendError.
         """
-        backend = self.setup.need_model().load_backend()
+        setup = self.setup.need_model()
+        if setup.sampling is not None:
+            setup.load()  # runs two prompts
+            return
         info = self.setup.tokenize.tokenizer.info
         row = [*info.prefix_ids, *info.suffix_ids] or [info.pad_id]
-        backend.run(np.array([row], dtype=np.int64), np.array([len(row)], dtype=np.int64))
+        setup.load_backend().run(np.array([row], dtype=np.int64), np.array([len(row)], dtype=np.int64))
 
     def tokenize(self, shard: Shard) -> Receipt:
         check_tokens_key(self.setup, shard)
         return tokenize_shard(shard, self.setup.tokenize, self.job, self.store, self.storages.input)
 
-    def infer(self, shard: Shard, backend: Backend | None = None) -> Receipt:
-        """backend: default the job's own model on a device that is free; waits for one."""
+    def infer(self, shard: Shard, model: Model | None = None) -> Receipt:
+        """model: default the job's own model on a device that is free; waits for one."""
         setup = self.setup.need_model()
         check_results_key(self.setup, shard)
-        if backend is None:
+        if model is None:
             with DEVICES.borrow(setup.devices()) as device:
-                return self.infer(shard, setup.load_backend(device))
+                return self.infer(shard, setup.load(device))
         fingerprint = setup.key_options()["model"]
-        columns = setup.result_columns(backend.info.num_values)
-        return infer_shard(shard, backend, columns, self.job, self.store, fingerprint)
+        return infer_shard(shard, model, self._worker(model), self.job, self.store, fingerprint)
+
+    def _worker(self, model: Model) -> Worker:
+        setup, spec = self.setup.need_model(), self.job.inference
+        budget = self.job.run.max_batch_tokens or model.info.default_batch_tokens
+        if setup.sampling is None:
+            backend = cast(Backend, model)
+            return Inferring(backend, setup.result_columns(backend.info.num_values), budget)
+        assert setup.detokenizer is not None
+        return Generating(
+            cast(Generator, model),
+            setup.sampling,
+            setup.detokenizer,
+            max_batch_tokens=budget,
+            num_outputs=spec.num_outputs,
+            seed=spec.seed,
+        )
 
     def infer_slots(self) -> int:
         """Shards inferred at once: one a device; what could overlap inside a shard already does."""
@@ -169,16 +190,16 @@ class Run:
         return publish(plan, self.setup, self.store, finished)
 
 
-def run_shards(run: Run, plan: Plan, backend: Backend | None = None) -> None:
+def run_shards(run: Run, plan: Plan, model: Model | None = None) -> None:
     """Do every unfinished shard of both stages with threads. The first error is raised at the end
     of the shards in progress; those that finished stay finished.
     """
     todo = run.todo(plan)
     work: dict[Stage, Callable[[Shard], Receipt]] = {
         "tokenize": run.tokenize,
-        "infer": partial(run.infer, backend=backend),
+        "infer": partial(run.infer, model=model),
     }
-    infer_slots = 1 if backend else run.infer_slots()
+    infer_slots = 1 if model else run.infer_slots()
     with ThreadPoolExecutor(run.job.run.workers + infer_slots, "tokenmill-shard") as pool:
 
         def submit(stage: Stage, shard: Shard) -> Future[Receipt]:
@@ -196,24 +217,24 @@ def run_shards(run: Run, plan: Plan, backend: Backend | None = None) -> None:
             finished.future.result()
 
 
-def run_job(job: Job, storages: Storages | None = None, backend: Backend | None = None) -> Manifest:
+def run_job(job: Job, storages: Storages | None = None, model: Model | None = None) -> Manifest:
     """All stages of a job in this process, without Prefect and without quality gates.
 
     Raises every leaf of TokenmillError.
     """
-    return finish(Run.open(job, storages), backend)
+    return finish(Run.open(job, storages), model)
 
 
-def finish(run: Run, backend: Backend | None = None) -> Manifest:
+def finish(run: Run, model: Model | None = None) -> Manifest:
     """Do what is left of a job, publication included."""
     run.setup.need_model()
     plan = run.plan()
     unfinished = bool(run.todo(plan).infer)
-    if backend is None and unfinished:
+    if model is None and unfinished:
         run.check_model()
     run.claim(plan)
     if unfinished or not run.is_published(plan):
-        run_shards(run, plan, backend)
+        run_shards(run, plan, model)
         return run.publish(plan, run.collect(plan))
     manifest = read_manifest(run.store)
     assert manifest is not None

@@ -37,7 +37,8 @@ def estimate(run: Run, *, probe: bool = True) -> dict[str, Any]:
     texts, pairs, sample_bytes = _sample(run, plan)
     cut, tokenize_rate = _tokenize(run, texts, pairs)
     tokens_per_byte = int(cut.offsets_N1[-1]) / sample_bytes if sample_bytes else 0.0
-    infer_rate = _infer_rate(run, cut) if probe and run.setup.infer and texts else None
+    measurable = run.setup.infer and run.setup.infer.sampling is None  # how long completions get, none knows
+    infer_rate = _infer_rate(run, cut) if probe and measurable and texts else None
     tokenize_left, infer_left = (_tokens(shards, tokens_per_byte) for shards in (todo.tokenize, todo.infer))
     seconds = per_second(tokenize_left, tokenize_rate) + per_second(infer_left, infer_rate or 0.0)
     return {

@@ -107,6 +107,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "classify": ("score",),
     "rank": ("score",),
     "score": ("nll", "num_scored"),
+    "generate": ("num_prompt_tokens", "num_output_tokens"),
 }
 
 
@@ -118,5 +119,8 @@ def _limits_of(setup: Setup) -> dict[str, tuple[float | None, float | None]]:
         return {"norm": (1 - tolerance, 1 + tolerance)} if infer.recipe.normalize else {}
     if spec.task == "score":
         return {"nll": (0, None), "num_scored": (0, None)}
+    if spec.task == "generate":
+        most = spec.max_new_tokens * spec.num_outputs
+        return {"num_prompt_tokens": (1, None), "num_output_tokens": (spec.num_outputs, most)}
     assert infer.labels is not None
     return {} if infer.labels.activation == "none" else {"score": (0, 1)}

@@ -44,12 +44,14 @@ COLUMNS_USED: Mapping[str, tuple[str, ...]] = {
     "classify": ("label",),
     "rank": ("score",),
     "score": ("nll", "num_scored"),
+    "generate": ("num_output_tokens",),
 }
 SUMS: Mapping[str, tuple[str, ...]] = {
     "embed": (),
     "classify": ("histogram(label)",),
     "rank": ("avg(score::DOUBLE)",),
     "score": ("sum(num_scored)::BIGINT", "exp(sum(nll) / nullif(sum(num_scored), 0))"),
+    "generate": ("sum(num_output_tokens)::BIGINT", "avg(num_output_tokens)"),
 }
 
 

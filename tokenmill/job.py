@@ -23,7 +23,7 @@ from tokenmill.uris import is_bucket, is_web
 
 MIB = 1024 * 1024
 
-Task = Literal["embed", "classify", "rank", "score"]
+Task = Literal["embed", "classify", "rank", "score", "generate"]
 OPTIONS_OF_TASKS: Mapping[str, tuple[Task, ...]] = {
     "pooling": ("embed",),
     "normalize": ("embed",),
@@ -33,6 +33,14 @@ OPTIONS_OF_TASKS: Mapping[str, tuple[Task, ...]] = {
     "threshold": ("classify",),
     "pool_chunks": ("classify",),
     "activation": ("classify", "rank"),
+    "max_new_tokens": ("generate",),
+    "temperature": ("generate",),
+    "top_p": ("generate",),
+    "top_k": ("generate",),
+    "seed": ("generate",),
+    "num_outputs": ("generate",),
+    "stop": ("generate",),
+    "stop_ids": ("generate",),
 }
 Format = Literal["auto", "parquet", "arrow", "jsonl", "csv", "text"]
 
@@ -234,12 +242,15 @@ class TokenizerSpec(Spec):
         ge=0,
         description="Tokens that a chunk shares with the one before. Default: 0; to score, half.",
     )
-    truncation_side: Literal["right", "left"] = Field("right", description="The end that is cut.")
+    truncation_side: Literal["right", "left"] | None = Field(
+        None, description="The end that is cut. Default: right; to generate, left."
+    )
     special_tokens_in_text: Literal["text", "parse", "reject"] = Field(
         "text", description="A text that spells a special token: keep it as text, obey it, or reject the row."
     )
-    add_generation_prompt: bool = Field(
-        False, description="End chat messages with the beginning of the assistant's answer."
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="End chat messages with the beginning of the assistant's answer. Default: to generate.",
     )
     prompt: str | None = Field(None, description="Text put before every row.")
     prompt_name: str | None = Field(None, description="Name of a prompt in the model's own files.")
@@ -290,6 +301,23 @@ class InferenceSpec(Spec):
     activation: Literal["auto", "none", "sigmoid", "softmax"] = Field(
         "auto", description="classify, rank: what makes scores of logits. auto: as the model's own files say."
     )
+    max_new_tokens: int = Field(256, ge=1, description="generate: the most tokens of a completion.")
+    temperature: float = Field(
+        0.0, ge=0, le=100, description="generate: 0 takes the likeliest token; higher draws more freely."
+    )
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="generate: draw from the likeliest tokens with this much probability."
+    )
+    top_k: int | None = Field(
+        None, ge=1, description="generate: draw from this many of the likeliest tokens."
+    )
+    seed: int = Field(0, ge=0, description="generate: another seed, other draws; the same, the same.")
+    num_outputs: int = Field(1, ge=1, le=1000, description="generate: completions of each row, drawn apart.")
+    stop: list[str] = Field(default=[], description="generate: a completion ends before any of these texts.")
+    stop_ids: list[int] = Field(
+        default=[],
+        description="generate: a completion ends with any of these tokens, as with the model's own.",
+    )
     trust_remote_code: bool = Field(
         False, description="Run code that ships with the model. The report shows it."
     )
@@ -304,6 +332,20 @@ class InferenceSpec(Spec):
                 and getattr(self, name) != type(self).model_fields[name].default
             ):
                 raise ValueError(f"{name}: only for task {' and '.join(tasks)}, not for {self.task}")
+        return self
+
+    @model_validator(mode="after")
+    def _draws_have_a_temperature(self) -> InferenceSpec:
+        drawn = {"top_p": None, "top_k": None, "seed": 0, "num_outputs": 1}
+        for name, without in drawn.items():
+            if self.temperature == 0 and getattr(self, name) != without:
+                raise ValueError(f"{name}: has no effect at temperature 0; set inference.temperature")
+        return self
+
+    @model_validator(mode="after")
+    def _stops_are_texts(self) -> InferenceSpec:
+        if not all(self.stop) or any(token < 0 for token in self.stop_ids):
+            raise ValueError("stop: must hold texts that are not empty, and stop_ids no negative numbers")
         return self
 
 
@@ -403,6 +445,14 @@ class Job(Spec):
             raise ValueError("tokenizer.overflow: pairs cannot be cut into chunks; use truncate or reject")
         if self.tokenizer.stride == 0 and self.inference.task == "score":
             raise ValueError("tokenizer.stride: to score, a chunk needs at least 1 token of the one before")
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_are_whole(self) -> Job:
+        if self.inference.task == "generate" and self.input.pair is not None:
+            raise ValueError("input.pair: not to generate; join the texts with input.template")
+        if self.inference.task == "generate" and self.tokenizer.overflow == "chunk":
+            raise ValueError("tokenizer.overflow: prompts cannot be cut into chunks; use truncate or reject")
         return self
 
     @model_validator(mode="after")

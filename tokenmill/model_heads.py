@@ -14,6 +14,7 @@ HEADS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "classify": (("ForSequenceClassification",), "a classification head"),
     "rank": (("ForSequenceClassification",), "a classification head"),
     "score": (("ForCausalLM", "LMHeadModel"), "a causal language model's head"),
+    "generate": (("ForCausalLM", "LMHeadModel"), "a causal language model's head"),
 }
 
 
@@ -39,6 +40,15 @@ class LabelRecipe:
     names: tuple[str, ...]
     several: bool
     activation: str
+
+
+def read_stop_ids(folder: Path) -> frozenset[int]:
+    """The token or tokens that end a completion of a checkpoint; generation_config.json goes first."""
+    for name in ("generation_config.json", "config.json"):
+        found = (read_json(folder / name) or {}).get("eos_token_id")
+        if found is not None:
+            return frozenset(found if isinstance(found, list) else [found])
+    return frozenset()
 
 
 ACTIVATIONS: Mapping[str, str] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}

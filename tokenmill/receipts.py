@@ -57,7 +57,7 @@ class Receipt:
 
     @property
     def tokens_per_second(self) -> float:
-        return per_second(self.counts.tokens, self.seconds["wall"])
+        return per_second(self.counts.tokens_through, self.seconds["wall"])
 
     @property
     def idle_share(self) -> float:
@@ -106,6 +106,7 @@ class Receipt:
             "rows": self.counts.rows_in,
             "rejects": self.counts.rows_rejected,
             "tokens": self.counts.tokens,
+            "tokens_generated": self.counts.tokens_generated,
             "seconds": round(self.seconds["wall"], 3),
             "tokens_per_second": round(self.tokens_per_second, 1),
             "effective_token_ratio": round(self.counts.effective_token_ratio, 4),

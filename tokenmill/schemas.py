@@ -47,6 +47,7 @@ RESULT_NAMES: Mapping[str, frozenset[str]] = {
     "classify": frozenset({"label", "score", "labels", "scores"}),
     "rank": frozenset({"score"}),
     "score": frozenset({"nll", "num_scored", "perplexity"}),
+    "generate": frozenset({"text", "finish_reason", "num_prompt_tokens", "num_output_tokens", "outputs"}),
 }
 GROUP_COUNTS = (
     pa.field("num_rows", pa.int64()),
@@ -58,6 +59,7 @@ GROUP_FIGURES: Mapping[str, tuple[pa.Field, ...]] = {
     "classify": (pa.field("label_counts", pa.map_(pa.string(), pa.int64())),),
     "rank": (pa.field("mean_score", pa.float64()),),
     "score": (pa.field("num_scored", pa.int64()), pa.field("perplexity", pa.float64())),
+    "generate": (pa.field("num_output_tokens", pa.int64()), pa.field("mean_output_tokens", pa.float64())),
 }
 
 FLOATS: Mapping[str, pa.DataType] = {"float32": pa.float32(), "float16": pa.float16()}
@@ -113,6 +115,24 @@ def score_fields() -> tuple[pa.Field, ...]:
         pa.field("num_scored", pa.int32(), nullable=False),
         pa.field("perplexity", pa.float64()),
     )
+
+
+def generate_fields(*, several: bool) -> tuple[pa.Field, ...]:
+    """What was generated, and why it ended: "stop" or "length".  several: a list of them; tokens in all.
+
+    num_output_tokens: the token that ended it included.
+    """
+    output = (
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+    )
+    counts = tuple(
+        pa.field(name, pa.int32(), nullable=False) for name in ("num_prompt_tokens", "num_output_tokens")
+    )
+    if not several:
+        return (*output, *counts)
+    each = pa.field("item", pa.struct([*output, counts[1]]), nullable=False)
+    return (pa.field("outputs", pa.list_(each), nullable=False), *counts)
 
 
 REJECTS_SCHEMA = pa.schema(REJECT_COLUMNS)

@@ -1,7 +1,7 @@
 """What a job comes to on this machine: folders found, options settled, misfits refused.
 
 `prepare` turns a Job into a Setup before any shard starts. Only the tokenizer is loaded; the model
-is loaded by `Setup.load_backend`, where inference runs.
+is loaded by `InferSetup.load`, where inference runs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tokenmill.backend import Backend
 from tokenmill.chat import ChatTemplate, ChatTokenizer
 from tokenmill.errors import ConfigError, ModelMismatchError
+from tokenmill.generation import Detokenizer, Generator, Sampling
 from tokenmill.job import Job
 from tokenmill.model_files import (
     EncoderRecipe,
@@ -24,7 +25,7 @@ from tokenmill.model_files import (
     read_recipe,
     resolve_model,
 )
-from tokenmill.model_heads import LabelRecipe, check_head, read_labels
+from tokenmill.model_heads import LabelRecipe, check_head, read_labels, read_stop_ids
 from tokenmill.results import (
     ResultColumns,
     classify_columns,
@@ -33,6 +34,9 @@ from tokenmill.results import (
     score_columns,
 )
 from tokenmill.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenmill.torch_backend import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +73,12 @@ class TokenizeSetup:
         }
 
 
+Model = Backend | Generator
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InferSetup:
-    """Everything that decides the result of a token sequence."""
+    """Everything that decides the result of a token sequence.  sampling, detokenizer: to generate."""
 
     folder: Path
     recipe: EncoderRecipe
@@ -80,6 +87,8 @@ class InferSetup:
     pad_id: int
     second_type: int = 0
     labels: LabelRecipe | None = None
+    sampling: Sampling | None = None
+    detokenizer: Detokenizer | None = None
 
     def key_options(self) -> dict[str, Any]:
         """What goes into the infer key."""
@@ -100,6 +109,8 @@ class InferSetup:
             return {"activation": self.labels.activation, "all_scores": spec.all_scores, **several, **chunks}
         if spec.task == "score":
             return {}
+        if self.sampling is not None:
+            return self._generate_options(self.sampling)
         return {
             "pooling": self.recipe.pooling,
             "normalize": self.recipe.normalize,
@@ -107,6 +118,14 @@ class InferSetup:
             "dtype": spec.dtype,
             "skipped_prompt_tokens": 0 if self.recipe.pools_prompt else self.num_prompt_tokens,
         }
+
+    def _generate_options(self, sampling: Sampling) -> dict[str, Any]:
+        """Draws have options that the likeliest tokens do not."""
+        spec = self.job.inference
+        names = ("temperature", "top_p", "top_k", "seed", "num_outputs")
+        drawn = {} if sampling.is_greedy else {name: getattr(spec, name) for name in names}
+        ends = {"stop": spec.stop, "stop_ids": sorted(sampling.stop_ids)}
+        return {"max_new_tokens": spec.max_new_tokens, **ends, **drawn}
 
     @property
     def in_chunks(self) -> bool:
@@ -118,6 +137,8 @@ class InferSetup:
         task = self.job.inference.task
         if self.labels is not None:
             return {"task": task, "labels": [*self.labels.names], "activation": self.labels.activation}
+        if task == "generate":
+            return {"task": task, "max_new_tokens": self.job.inference.max_new_tokens}
         return {"task": task, **({"pooling": self.recipe.pooling} if task == "embed" else {})}
 
     def result_columns(self, num_values: int) -> ResultColumns:
@@ -139,15 +160,28 @@ class InferSetup:
 
         return find_devices(self.job.inference.device)
 
-    def load_backend(self, device: str | None = None) -> Backend:
+    def load(self, device: str | None = None) -> Model:
         """The model, on a device, by default the first; loaded there once per process.
 
         Raises ConfigError's leaves, BackendUnavailableError.
         """
-        from tokenmill.torch_backend import ModelSpec, load_backend
+        if self.sampling is None:
+            return self.load_backend(device)
+        from tokenmill.torch_generation import load_generator
+
+        return load_generator(self._model_spec(device))
+
+    def load_backend(self, device: str | None = None) -> Backend:
+        """As `load`, for every task but generate."""
+        from tokenmill.torch_backend import load_backend
+
+        return load_backend(self._model_spec(device))
+
+    def _model_spec(self, device: str | None) -> ModelSpec:
+        from tokenmill.torch_backend import ModelSpec
 
         spec = self.job.inference
-        model = ModelSpec(
+        return ModelSpec(
             folder=self.folder,
             state=folder_state(self.folder),
             task=spec.task,
@@ -162,7 +196,6 @@ class InferSetup:
             threads=self.job.run.threads,
             trust_remote_code=spec.trust_remote_code,
         )
-        return load_backend(model)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,8 +240,24 @@ def prepare(job: Job) -> Setup:
         pad_id=_pad_id(tokenize.tokenizer, limits),
         second_type=pair.second_type if (pair := tokenize.tokenizer.info.pair) and job.input.pair else 0,
         labels=_labels(job, folder),
+        sampling=read_sampling(job, read_stop_ids(folder)),
+        detokenizer=Detokenizer(tokenize.tokenizer.decode, spec.stop),
     )
     return Setup(job=job, tokenize=tokenize, infer=infer)
+
+
+def read_sampling(job: Job, stop_ids: frozenset[int]) -> Sampling | None:
+    """How a job generates; None if it does not.  stop_ids: the model's own."""
+    spec = job.inference
+    if spec.task != "generate":
+        return None
+    return Sampling(
+        max_new_tokens=spec.max_new_tokens,
+        temperature=spec.temperature,
+        top_k=spec.top_k,
+        top_p=spec.top_p,
+        stop_ids=stop_ids | frozenset(spec.stop_ids),
+    )
 
 
 def _refuse_blocks(job: Job) -> None:
@@ -254,13 +303,17 @@ def _tokenize_setup(
         lower_case=bool(recipe and recipe.lower_case),
     )
     chat = _chat_template(job, plain) if job.input.messages is not None else None
-    tokenizer = _chat_tokenizer(job, place, plain, chat) if chat else plain
+    generates = job.inference.task == "generate"
+    tokenizer: Tokenizer = plain.open_ended() if generates else plain
+    if chat:
+        tokenizer = _chat_tokenizer(job, place, plain, chat)
     if job.input.pair is not None and tokenizer.info.pair is None:
         raise ModelMismatchError(
             "input.pair: the tokenizer has no fixed way to join two texts; use input.text"
         )
     prompt = _prompt(job, recipe)
-    if prompt and spec.truncation_side == "left":
+    side = spec.truncation_side or ("left" if generates and not prompt else "right")
+    if prompt and side == "left":
         raise ConfigError("tokenizer.truncation_side: left would cut off the prompt; use right, or no prompt")
     num_prompt_tokens = _num_prompt_tokens(tokenizer, prompt)
     max_tokens = _max_tokens(job, tokenizer, recipe, limits)
@@ -270,7 +323,7 @@ def _tokenize_setup(
         num_prompt_tokens=num_prompt_tokens,
         max_tokens=max_tokens,
         overflow=spec.overflow,
-        truncation_side=spec.truncation_side,
+        truncation_side=side,
         special_tokens_in_text=spec.special_tokens_in_text,
         model_vocab_size=limits.vocab_size,
         chat=chat,
@@ -298,11 +351,12 @@ def _stride(job: Job, tokenizer: Tokenizer, max_tokens: int, num_prompt_tokens: 
 def _chat_template(job: Job, tokenizer: HuggingFaceTokenizer) -> ChatTemplate:
     if job.tokenizer.prompt or job.tokenizer.prompt_name:
         raise ConfigError("tokenizer.prompt: not with input.messages; put it into a system message")
+    asked = job.tokenizer.add_generation_prompt
     return ChatTemplate(
         tokenizer.fast,
         tokenizer.info.special_tokens,
         keep_as_text=job.tokenizer.special_tokens_in_text != "parse",
-        generate=job.tokenizer.add_generation_prompt,
+        generate=job.inference.task == "generate" if asked is None else asked,
         form=job.input.unicode,
     )
 
@@ -338,21 +392,36 @@ def _num_prompt_tokens(tokenizer: Tokenizer, prompt: str) -> int:
 
 def _max_tokens(job: Job, tokenizer: Tokenizer, recipe: EncoderRecipe | None, limits: ModelLimits) -> int:
     asked = job.tokenizer.max_tokens
-    own = [recipe.max_tokens if recipe else None, limits.positions, tokenizer.info.max_tokens]
+    positions = _prompt_positions(job, limits)
+    own = [recipe.max_tokens if recipe else None, positions, tokenizer.info.max_tokens]
     known = [limit for limit in own if limit]
     if asked is None:
         if not known:
             raise ConfigError("tokenizer.max_tokens: the model states no limit; set one")
         return min(known)
-    if limits.positions and asked > limits.positions:
+    if positions and asked > positions:
+        new = f" less {job.inference.max_new_tokens} new tokens" if positions != limits.positions else ""
         raise ModelMismatchError(
-            f"tokenizer.max_tokens: {asked} is more than the model's {limits.positions} positions"
+            f"tokenizer.max_tokens: {asked} is more than the model's {limits.positions} positions{new}"
         )
     pair = tokenizer.info.pair if job.input.pair is not None else None
     num_special = pair.num_special if pair else tokenizer.info.num_special
     if asked <= num_special:
         raise ConfigError(f"tokenizer.max_tokens: {asked} leaves no room beside {num_special} special tokens")
     return asked
+
+
+def _prompt_positions(job: Job, limits: ModelLimits) -> int | None:
+    """Positions that a row may take; new tokens need some of the model's."""
+    if limits.positions is None or job.inference.task != "generate":
+        return limits.positions
+    new = job.inference.max_new_tokens
+    if new >= limits.positions:
+        raise ModelMismatchError(
+            f"inference.max_new_tokens: {new} leaves no room for a prompt among the model's "
+            f"{limits.positions} positions"
+        )
+    return limits.positions - new
 
 
 def _pad_id(tokenizer: Tokenizer, limits: ModelLimits) -> int:

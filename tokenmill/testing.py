@@ -2,6 +2,7 @@
 
 FakeTokenizer   words to ids by a checksum, with a start and an end token
 FakeBackend     ids to vectors, row by row, the slow and obvious way; can fail on purpose
+FakeGenerator   prompts to completions, one after another; can fail on purpose
 make_job        a job with every default, input and output below one folder
 make_run        that job, settled with the fakes
 """
@@ -9,7 +10,7 @@ make_run        that job, settled with the fakes
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,19 @@ import numpy.typing as npt
 from tokenmill.backend import BackendInfo
 from tokenmill.engine import Run, Storages
 from tokenmill.errors import BackendUnavailableError, OutOfMemoryError
+from tokenmill.generation import (
+    Completion,
+    Detokenizer,
+    Ends,
+    FinishReason,
+    Prompt,
+    Sampling,
+    Step,
+    random_stream,
+)
 from tokenmill.job import Job
 from tokenmill.model_files import EncoderRecipe
-from tokenmill.settle import InferSetup, Setup, TokenizeSetup
+from tokenmill.settle import InferSetup, Setup, TokenizeSetup, read_sampling
 from tokenmill.store import Store
 from tokenmill.tokenizer import Encoded, LostChars, PairTemplate, TokenizerInfo
 
@@ -58,6 +69,14 @@ class FakeTokenizer:
         offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64)
         ids = np.array([i for row in rows for i in row], dtype=np.int32)
         return Encoded(ids=ids, offsets_N1=offsets)
+
+    def decode(self, ids: Sequence[int], without_special: bool) -> str:
+        """Ids as words. Example: [START, 7, 8] -> "7 8", or "<start> 7 8" """
+        special = {START: "<start>", END: "<end>"}
+        words = [special.get(token, str(token)) for token in ids]
+        return " ".join(
+            w for w, token in zip(words, ids, strict=True) if not (without_special and token in special)
+        )
 
     def lost_chars(self, texts: Sequence[str], has_unknown_N: npt.NDArray[np.bool_]) -> LostChars:  # noqa: ARG002
         unknown = [sum(len(word) for word in text.split() if word_id(word) == UNKNOWN) for text in texts]
@@ -144,6 +163,70 @@ class FakeBackend:
         return 0
 
 
+@dataclass(slots=True)
+class FakeGenerator:
+    """New ids that depend on a prompt and its stream alone; END comes where a checksum says so.
+
+    memory_tokens: a budget above it is out of memory once `good_before` prompts are finished.
+    nan_ids: a prompt with one of these ids gives NaN.  exact: what `in_fp32` gives.
+    runs: how many prompts each call was given.
+    """
+
+    memory_tokens: int | None = None
+    good_before: int = 0
+    nan_ids: frozenset[int] = frozenset()
+    default_batch_tokens: int = 64
+    exact: FakeGenerator | None = None
+    runs: list[int] = field(default_factory=list)
+
+    @property
+    def info(self) -> BackendInfo:
+        return FakeBackend(default_batch_tokens=self.default_batch_tokens).info
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling, ends: Ends, max_batch_tokens: int
+    ) -> Iterator[Step]:
+        self.runs.append(len(prompts))
+        order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number].ids))
+        for done, number in enumerate(order):
+            room = len(prompts[number].ids) + sampling.max_new_tokens
+            held = max(max_batch_tokens, room)
+            if self.memory_tokens is not None and held > self.memory_tokens and done >= self.good_before:
+                raise OutOfMemoryError(f"{held} tokens, the fake device holds {self.memory_tokens}")
+            made = self.completion(prompts[number], sampling, ends)
+            size = len(prompts[number].ids) + max(0, len(made.ids) - 1)
+            yield Step(
+                seconds=0.001,
+                num_computed=size,
+                num_padded=size,
+                num_new=len(made.ids),
+                finished=((number, made),),
+            )
+
+    def completion(self, prompt: Prompt, sampling: Sampling, ends: Ends) -> Completion:
+        """The oracle, and the implementation."""
+        if self.nan_ids.intersection(prompt.ids.tolist()):
+            return Completion(ids=(), finish_reason="non_finite")
+        random = None if sampling.is_greedy else random_stream(prompt.stream or 0)
+        new: list[int] = []
+        reason: FinishReason | None = None
+        while reason is None:
+            drawn = 0 if random is None else int(random.integers(1000))
+            number = zlib.crc32(f"{prompt.ids.tolist()} {new} {drawn}".encode())
+            new.append(END if number % 7 == 0 else FIRST_WORD + number % 90)
+            if new[-1] in sampling.stop_ids or ends(new):
+                reason = "stop"
+            elif len(new) >= sampling.max_new_tokens:
+                reason = "length"
+        return Completion(ids=tuple(new), finish_reason=reason)
+
+    def in_fp32(self) -> FakeGenerator | None:
+        return self.exact
+
+    def device_memory_bytes(self) -> int:
+        return 0
+
+
 def make_job(folder: Path, **overrides: Any) -> Job:
     """A job that reads folder/in and writes folder/out; sections are merged key by key.
 
@@ -187,13 +270,21 @@ def make_run(job: Job, tokenizer: FakeTokenizer | None = None) -> Run:
         num_prompt_tokens=0,
         max_tokens=spec.max_tokens or 256,
         overflow=spec.overflow,
-        truncation_side=spec.truncation_side,
+        truncation_side=spec.truncation_side or "right",
         special_tokens_in_text=spec.special_tokens_in_text,
         model_vocab_size=VOCAB_SIZE,
         stride=spec.stride or 0,
     )
     no_folder = Path("/tokenmill-fake-model")
-    infer = InferSetup(folder=no_folder, recipe=FAKE_RECIPE, job=job, num_prompt_tokens=0, pad_id=PAD)
+    infer = InferSetup(
+        folder=no_folder,
+        recipe=FAKE_RECIPE,
+        job=job,
+        num_prompt_tokens=0,
+        pad_id=PAD,
+        sampling=read_sampling(job, frozenset({END})),
+        detokenizer=Detokenizer(tokenizer.decode, job.inference.stop),
+    )
     storages = Storages.of(job)
     return Run(
         setup=Setup(job=job, tokenize=tokenize, infer=infer),

@@ -6,11 +6,12 @@ rows are cut, in `tokenmill.cut`.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -96,6 +97,10 @@ class Tokenizer(Protocol):
         """All ids of each text, special tokens not added, nothing cut."""
         ...
 
+    def decode(self, ids: Sequence[int], without_special: bool) -> str:
+        """The text of ids.  without_special: special tokens are left out."""
+        ...
+
 
 class HuggingFaceTokenizer:
     """A fast tokenizer of `transformers`; `encode` releases the GIL and uses all cores."""
@@ -130,6 +135,18 @@ class HuggingFaceTokenizer:
         np.cumsum([len(ids) for ids in lists], out=offsets[1:])
         flat = np.fromiter((i for ids in lists for i in ids), np.int32, count=int(offsets[-1]))
         return Encoded(ids=flat, offsets_N1=offsets)
+
+    def decode(self, ids: Sequence[int], without_special: bool) -> str:
+        return str(self._backend.decode(list(ids), skip_special_tokens=without_special))
+
+    def open_ended(self) -> HuggingFaceTokenizer:
+        """The same, but no special token after a row: what a prompt needs to be gone on from."""
+        if not self.info.suffix_ids:
+            return self
+        other = copy.copy(self)
+        made = hashlib.sha256(f"{self.info.fingerprint} open".encode()).hexdigest()[:32]
+        other.info = replace(self.info, fingerprint=made, suffix_ids=(), pair=None)
+        return other
 
     def lost_chars(self, texts: Sequence[str], has_unknown_N: npt.NDArray[np.bool_]) -> LostChars:
         unknown_N = np.zeros(len(texts), dtype=np.int64)

@@ -71,7 +71,7 @@ def ours(folder: Path, texts: Sequence[str], backend: Backend | None = None, **s
     job = make_job(
         folder, tokenizer={"special_tokens_in_text": "parse", **sections.pop("tokenizer", {})}, **sections
     )
-    run_job(job, backend=backend)
+    run_job(job, model=backend)
     rows = published(job)
     assert [row["row_ordinal"] for row in rows] == list(range(len(texts)))
     return np.array([row["embedding"] for row in rows], dtype=np.float32)

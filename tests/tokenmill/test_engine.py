@@ -185,10 +185,10 @@ def test_a_user_id_may_repeat_and_files_may_share_a_name(tmp_path: Path) -> None
 def test_a_job_by_name_of_model_and_in_one_call(tmp_path: Path, minilm_backend) -> None:
     write_files(tmp_path, {"a.txt": "hello world\n"})
     job = make_job(tmp_path, inference={"model": MINILM})
-    manifest = run_job(job, backend=minilm_backend)
+    manifest = run_job(job, model=minilm_backend)
     assert manifest.counts.rows_out == 1
     (row,) = published(job)
     assert len(row["embedding"]) == 384
     before = tree(tmp_path / "out")
-    assert run_job(job, backend=minilm_backend) == manifest
+    assert run_job(job, model=minilm_backend) == manifest
     assert tree(tmp_path / "out") == before

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outputs import MINILM, jsonl, write_files
 from pydantic import BaseModel
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tokenmill.job import Job
 from tokenmill.keys import fingerprint
@@ -75,6 +75,16 @@ NOTHING = {
     "run.gates": False,
     "run.overlap": True,
 }
+GENERATE = {
+    "max_new_tokens": 5,
+    "temperature": 0.5,
+    "stop": ["."],
+    "stop_ids": [9],
+    "top_p": 0.5,
+    "top_k": 3,
+    "seed": 1,
+    "num_outputs": 2,
+}
 STORAGE = {"endpoint_url": "http://x", "region": "r", "anon": True}
 # Tested one by one below, or with one value only.
 ELSEWHERE = {
@@ -94,6 +104,7 @@ ELSEWHERE = {
     "inference.threshold",
     "inference.activation",
     "inference.pool_chunks",
+    *(f"inference.{name}" for name in GENERATE),
     "tokenizer.stride",
     "input.messages",
     "tokenizer.add_generation_prompt",
@@ -109,13 +120,14 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
-def changed(job: Job, path: str, value: Any) -> Job:
+def changed(job: Job, path: str, value: Any, **beside: Any) -> Job:
+    """beside: other values of the same section."""
     data = job.model_dump(mode="json")
     *sections, name = path.split(".")
     place = data
     for section in sections:
         place = place[section]
-    place[name] = value
+    place.update({name: value, **beside})
     return Job.parse(data)
 
 
@@ -182,6 +194,17 @@ def test_options_of_classify_are_in_its_keys_and_in_no_other(tmp_path: Path, job
         found += [plan_of(job), plan_of(changed(job, f"inference.{path}", value))]
     assert len({tuple(plan.keys_of("infer")) for plan in found}) == 5
     assert len({tuple(plan.keys_of("tokenize")) for plan in found}) == 1
+
+
+def test_options_of_generate_are_in_its_keys(tmp_path: Path, job: Job) -> None:
+    model = make_headed(tmp_path / "model", "llama", AutoModelForCausalLM)
+    copy_tokenizer(model)
+    job = changed(changed(job, "inference.model", str(model)), "tokenizer.max_tokens", 40)
+    job = changed(changed(job, "inference.max_new_tokens", 9, task="generate"), "inference.temperature", 1.0)
+    found = [job, *(changed(job, f"inference.{name}", value) for name, value in GENERATE.items())]
+    plans = [plan_of(job) for job in found]
+    assert len({tuple(plan.keys_of("infer")) for plan in plans}) == len(found)
+    assert len({tuple(plan.keys_of("tokenize")) for plan in plans}) == 1
 
 
 def test_options_of_chunks_are_in_the_keys(tmp_path: Path, job: Job) -> None:

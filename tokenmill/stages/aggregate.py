@@ -94,6 +94,7 @@ def job_counts(tokenize: Sequence[Receipt], infer: Sequence[Receipt]) -> Counts:
         rows_out=second.rows_out,
         tokens_computed=second.tokens_computed,
         tokens_padded=second.tokens_padded,
+        tokens_generated=second.tokens_generated,
         batches=second.batches,
         out_of_memory=second.out_of_memory,
         rows_recomputed=second.rows_recomputed,

@@ -9,16 +9,17 @@ Nothing here knows torch. Legend: N rows of a window, U distinct sequences, V va
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tokenmill.accounting import Counts, Histogram
-from tokenmill.backend import Backend, Values
+from tokenmill.backend import Backend, BackendInfo, Values
 from tokenmill.batches import Ints, Uniques, find_uniques, pad_batch, plan_batches
 from tokenmill.errors import BackendError, OutOfMemoryError
 from tokenmill.job import Job
@@ -37,12 +38,47 @@ WINDOW_BYTES = 512 * 1024 * 1024  # what a window's ids and kept columns may tak
 NOT_CARRIED = frozenset({"chunk_index", "input_ids", "pair_start", "first_new", "num_unknown"})
 
 
+@dataclass(kw_only=True, slots=True)
+class Tally:
+    """What a worker counts.  max_batch_tokens: its budget, lowered to what the device turns out to bear."""
+
+    max_batch_tokens: int
+    counts: Counts = field(default_factory=Counts)
+    latency_s: Histogram = field(default_factory=Histogram)
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+
+class Worker(Protocol):
+    """Turns windows into results. One a shard."""
+
+    @property
+    def tally(self) -> Tally: ...
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        """The columns of the task."""
+        ...
+
+    def compute(self, window: Window, schema: pa.Schema) -> tuple[pa.RecordBatch, list[Reject]]:
+        """The results of a window's rows in their order, and a reject for each other one."""
+        ...
+
+
+class Computing(Protocol):
+    """What a receipt says of a model; any `Backend` or `Generator`."""
+
+    @property
+    def info(self) -> BackendInfo: ...
+
+    def device_memory_bytes(self) -> int: ...
+
+
 def infer_shard(
-    shard: Shard, backend: Backend, columns: ResultColumns, job: Job, store: Store, fingerprint: str
+    shard: Shard, model: Computing, worker: Worker, job: Job, store: Store, fingerprint: str
 ) -> Receipt:
     """Write the shard's results, its rejects and its receipt. Its token part must be there.
 
-    columns: of the job's task.  fingerprint: of the model, for the footer.
+    worker: runs the model.  fingerprint: of the model, for the footer.
     Raises DataError, StoreError, BackendError and their transient leaves.
     """
     started = time.perf_counter()
@@ -50,10 +86,8 @@ def infer_shard(
     token_schema, _ = part_footer(store, tokens_name)
     in_chunks = "first_new" in token_schema.names
     marks = "first_new" if in_chunks and job.inference.task == "score" else "pair_start"
-    schema = results_schema(kept_columns(token_schema), columns.fields, in_chunks)
-    budget = job.run.max_batch_tokens or backend.info.default_batch_tokens
-    worker = Inferring(backend, budget, np.result_type(np.float32, columns.stored))
-    watch = worker.watch
+    schema = results_schema(kept_columns(token_schema), worker.fields, in_chunks)
+    tally, watch = worker.tally, worker.tally.watch
     metadata = footer(job, "infer", shard.results_key, fingerprint)
     with ExitStack() as stack:
         windows = stack.enter_context(reading_ahead(_windows(store, tokens_name, job.run.window_rows, marks)))
@@ -66,16 +100,15 @@ def infer_shard(
                 window = next(windows, None)
             if window is None:
                 break
-            values_NV, reasons = worker.run(window)
-            batch, bad = _results(window, values_NV, reasons, columns, schema)
-            worker.count(window, len(batch), bad)
+            batch, bad = worker.compute(window, schema)
+            _count(tally.counts, window, len(batch), bad)
             with watch.timing("write"):
                 write(lambda batch=batch: part.write(batch))  # type: ignore[misc]
                 rejects.write(bad)
         with watch.timing("write"):
             write(lambda: None)
     assert part.info is not None
-    worker.counts.check(f"shard {shard.index} (infer)")
+    tally.counts.check(f"shard {shard.index} (infer)")
     receipt = Receipt(
         stage="infer",
         key=shard.results_key,
@@ -83,13 +116,13 @@ def infer_shard(
         shard=shard.index,
         part=part.info,
         rejects=rejects.info,
-        counts=worker.counts,
+        counts=tally.counts,
         seconds={**watch.seconds, "wall": time.perf_counter() - started},
-        latency_s=worker.latency_s,
-        max_batch_tokens=worker.max_batch_tokens,
+        latency_s=tally.latency_s,
+        max_batch_tokens=tally.max_batch_tokens,
         peak_memory_bytes=peak_memory_bytes(),
-        peak_device_memory_bytes=backend.device_memory_bytes(),
-        backend=backend.info.to_json(),
+        peak_device_memory_bytes=model.device_memory_bytes(),
+        backend=model.info.to_json(),
     )
     write_receipt(store, receipt)
     reporter().shard_done("infer")
@@ -161,12 +194,23 @@ def _window(rows: pa.RecordBatch, marks: str) -> Window:
 
 
 class Inferring:
-    """Runs windows through a backend. Remembers the budget that the device turned out to bear."""
+    """Runs windows through a backend.  Implements `Worker`.
 
-    def __init__(self, backend: Backend, max_batch_tokens: int, dtype: npt.DTypeLike = np.float32) -> None:
-        self._backend, self._dtype = backend, dtype
-        self.max_batch_tokens = max_batch_tokens
-        self.counts, self.latency_s, self.watch = Counts(), Histogram(), Stopwatch()
+    columns: of the job's task.
+    """
+
+    def __init__(self, backend: Backend, columns: ResultColumns, max_batch_tokens: int) -> None:
+        self._backend, self._columns = backend, columns
+        self._dtype = np.result_type(np.float32, columns.stored)
+        self.tally = Tally(max_batch_tokens=max_batch_tokens)
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        return self._columns.fields
+
+    def compute(self, window: Window, schema: pa.Schema) -> tuple[pa.RecordBatch, list[Reject]]:
+        values_NV, reasons = self.run(window)
+        return _results(window, values_NV, reasons, self._columns, schema)
 
     def run(self, window: Window) -> tuple[Values, dict[int, str]]:
         """Values of all rows, shape (N, V), and the reason for each row that has none.
@@ -198,20 +242,22 @@ class Inferring:
             return
         for batch_B, values_BV in self._batches(exact, window, uniques, bad_U, reasons_U):
             values_UV[batch_B] = values_BV
-            self.counts.rows_recomputed += len(batch_B)
+            self.tally.counts.rows_recomputed += len(batch_B)
 
     def _batches(
         self, backend: Backend, window: Window, uniques: Uniques, chosen_U: Ints, reasons_U: dict[int, str]
     ) -> Iterator[tuple[Ints, Values]]:
         """Chosen sequences and their values, a batch at a time; the reason for each that does not fit."""
         lengths_U = window.lengths_N[uniques.first_rows_U]
-        todo = [chosen_U[batch] for batch in plan_batches(lengths_U[chosen_U], self.max_batch_tokens)][::-1]
+        todo = [chosen_U[batch] for batch in plan_batches(lengths_U[chosen_U], self.tally.max_batch_tokens)][
+            ::-1
+        ]
         while todo:
             batch_B = todo.pop()
             try:
                 values_BV = self._run(backend, window, uniques.first_rows_U[batch_B])
             except OutOfMemoryError:
-                self.counts.out_of_memory += 1
+                self.tally.counts.out_of_memory += 1
                 if len(batch_B) == 1:
                     reasons_U[int(batch_B[0])] = "out_of_memory"
                 else:
@@ -222,31 +268,32 @@ class Inferring:
     def _run(self, backend: Backend, window: Window, rows_B: Ints) -> Values:
         ids_BL, lengths_B = pad_batch(window.ids, window.offsets_N1, rows_B, backend.info.pad_id)
         start = time.perf_counter()
-        with self.watch.timing("compute"):
+        with self.tally.watch.timing("compute"):
             starts_B = None if window.starts_N is None else window.starts_N[rows_B]
             values_BV = backend.run(ids_BL, lengths_B, starts_B)
-        self.latency_s.add(time.perf_counter() - start)
+        self.tally.latency_s.add(time.perf_counter() - start)
         if values_BV.shape != (len(rows_B), backend.info.num_values):
             raise BackendError(f"the backend gave {values_BV.shape} for {len(rows_B)} rows")
-        self.counts.batches += 1
-        self.counts.tokens_computed += int(lengths_B.sum())
-        self.counts.tokens_padded += ids_BL.size
+        self.tally.counts.batches += 1
+        self.tally.counts.tokens_computed += int(lengths_B.sum())
+        self.tally.counts.tokens_padded += ids_BL.size
         return values_BV
 
     def _halve(self, lengths_U: Ints, todo: list[Ints]) -> list[Ints]:
         """Plan what is left under half the budget of the batch that did not fit."""
         failed = todo[-1]
         size = int(lengths_U[failed].max()) * len(failed)
-        self.max_batch_tokens = max(min(size, self.max_batch_tokens) // 2, 1)
+        self.tally.max_batch_tokens = max(min(size, self.tally.max_batch_tokens) // 2, 1)
         left = np.sort(np.concatenate(todo))
-        return [left[batch] for batch in plan_batches(lengths_U[left], self.max_batch_tokens)][::-1]
+        return [left[batch] for batch in plan_batches(lengths_U[left], self.tally.max_batch_tokens)][::-1]
 
-    def count(self, window: Window, rows_out: int, bad: list[Reject]) -> None:
-        self.counts.rows_in += rows_out + len(bad)
-        self.counts.chunks += len(window.lengths_N)
-        self.counts.rows_out += rows_out
-        self.counts.tokens += int(window.lengths_N.sum())
-        self.counts.rejects.update(reject.reason for reject in bad)
+
+def _count(counts: Counts, window: Window, rows_out: int, bad: list[Reject]) -> None:
+    counts.rows_in += rows_out + len(bad)
+    counts.chunks += len(window.lengths_N)
+    counts.rows_out += rows_out
+    counts.tokens += int(window.lengths_N.sum())
+    counts.rejects.update(reject.reason for reject in bad)
 
 
 def _non_finite(values_UV: Values) -> Ints:
@@ -274,7 +321,7 @@ def _results(
     good[list(reasons)] = False
     kept = window.columns if good.all() else window.columns.filter(pa.array(good))
     made = columns.make(stored_NV if good.all() else stored_NV[good])
-    return pa.record_batch([*kept.columns, *made], schema=schema), _rejects(window, reasons)
+    return pa.record_batch([*kept.columns, *made], schema=schema), row_rejects(window, reasons)
 
 
 def _pooled(
@@ -294,7 +341,8 @@ def _pooled(
     return window, columns.pool(values_CV, lengths_C, firsts_T), reasons
 
 
-def _rejects(window: Window, reasons: dict[int, str]) -> list[Reject]:
+def row_rejects(window: Window, reasons: Mapping[int, str]) -> list[Reject]:
+    """Of rows that the model could not do, in order.  reasons: a key of DETAILS for each."""
     return [
         carried_reject(window.columns, row, stage="infer", reason=reason, detail=DETAILS[reason])
         for row, reason in sorted(reasons.items())
