@@ -1,6 +1,6 @@
 """Generation's whole contract, on one page: prompts in, completions out, a step at a time. No torch here.
 
-Legend: R rows that run together, K size of the vocabulary.
+Legend: N prompts.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenmill.errors import ModelMismatchError
 from tokenmill.model_files import first_line, read_json, read_limits
@@ -49,7 +50,7 @@ def read_size(folder: Path) -> ModelSize:
         raise ModelMismatchError(
             f"model {folder}: no .safetensors file; tokenmill does not load pickled weights"
         )
-    hidden = int(text.get("hidden_size") or text.get("n_embd") or text.get("d_model") or text.get("dim") or 0)
+    hidden = _hidden(text)
     inner = text.get("intermediate_size") or text.get("hidden_dim") or text.get("d_ff") or text.get("n_inner")
     return ModelSize(
         architecture=(config.get("architectures") or [config.get("model_type", "unknown")])[0],
@@ -61,14 +62,19 @@ def read_size(folder: Path) -> ModelSize:
     )
 
 
+def _hidden(config: Mapping[str, Any]) -> int:
+    """Width of the model, by the names it goes by."""
+    names = ("hidden_size", "n_embd", "d_model", "dim")
+    return int(next((config[name] for name in names if config.get(name)), 0))
+
+
 def cache_bytes(folder: Path, precision: str) -> int:
     """Keys and values of one token in all layers, by config.json; an upper bound where it says nothing."""
     config = read_json(folder / "config.json") or {}
     text = config.get("text_config") or config
-    hidden = int(text.get("hidden_size") or text.get("n_embd") or 0)
     heads = int(text.get("num_attention_heads") or text.get("n_head") or 1)
     layers = int(text.get("num_hidden_layers") or text.get("n_layer") or 1)
-    width = int(text.get("head_dim") or hidden // heads)
+    width = int(text.get("head_dim") or _hidden(text) // heads)
     return 2 * layers * int(text.get("num_key_value_heads") or heads) * width * BYTES[precision]
 
 

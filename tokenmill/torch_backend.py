@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from tokenmill.torch_device import (
     device_errors,
     find_devices,
     keep_freed_memory,
+    peak_device_memory,
     pick_precision,
 )
 from tokenmill.torch_heads import (
@@ -53,6 +54,9 @@ MODEL_CLASSES: Mapping[str, Any] = {
     "score": AutoModelForCausalLM,
     "generate": AutoModelForCausalLM,
 }
+
+
+Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,13 +127,11 @@ class TorchBackend:
         if self.info.precision == "fp32":
             return None
         if self._in_fp32 is None:
-            spec = replace(self._spec, device=self.info.device, precision="fp32")
-            with suppress(BackendUnavailableError, MemoryError):
-                self._in_fp32 = load_uncached(spec)
+            self._in_fp32 = load_in_fp32(load_uncached, self._spec, self.info.device)
         return self._in_fp32
 
     def device_memory_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
+        return peak_device_memory(self._device)
 
 
 def load_backend(spec: ModelSpec) -> TorchBackend:
@@ -137,11 +139,16 @@ def load_backend(spec: ModelSpec) -> TorchBackend:
 
     Raises ModelNotFoundError, ModelMismatchError, ConfigError, BackendUnavailableError.
     """
-    return cast(TorchBackend, cached(load_uncached, spec.device)(spec))
+    return cached(load_uncached, spec)
+
+
+def cached(load: Callable[[ModelSpec], Loaded], spec: ModelSpec) -> Loaded:
+    """What `load` makes of a spec, remembered."""
+    return cast(Loaded, _cache_of(load, spec.device)(spec))
 
 
 @functools.cache
-def cached(load: Callable[[ModelSpec], object], device: str) -> Callable[[ModelSpec], object]:  # noqa: ARG001
+def _cache_of(load: Callable[[ModelSpec], object], device: str) -> Callable[[ModelSpec], object]:  # noqa: ARG001
     """A way of loading that remembers two models of each device.
 
     Subtle: one cache for all devices would drop the models of some while others are loaded.
@@ -155,6 +162,13 @@ def load_uncached(spec: ModelSpec) -> TorchBackend:
     with fitting(spec, placed.device):
         head = _make_head(placed.model, spec, placed.device)
         return TorchBackend(placed.model, head, spec, device=placed.device, precision=placed.precision)
+
+
+def load_in_fp32(load: Callable[[ModelSpec], Loaded], spec: ModelSpec, device: str) -> Loaded | None:
+    """The same model in float32, on the device of the other; None if there is no memory for it."""
+    with suppress(BackendUnavailableError, MemoryError):
+        return load(replace(spec, device=device, precision="fp32"))
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

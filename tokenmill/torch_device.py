@@ -101,6 +101,11 @@ def device_memory(device: str) -> int:
     return machine
 
 
+def peak_device_memory(device: torch.device) -> int:
+    """Most bytes that torch has held on a GPU so far; 0 for any other device."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
 def default_cache_tokens(device: str, token_bytes: int) -> int:
     """Tokens whose keys and values, of `token_bytes` each, fill CACHE_SHARE of the device's memory."""
     return max(1, int(CACHE_SHARE * device_memory(device)) // max(1, token_bytes))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from tokenmill.backend import BackendInfo
-from tokenmill.errors import BackendError, BackendUnavailableError, ModelMismatchError
+from tokenmill.errors import BackendError, ModelMismatchError
 from tokenmill.generation import (
     Completion,
     Ends,
@@ -37,8 +36,13 @@ from tokenmill.generation import (
 from tokenmill.model_files import first_line
 from tokenmill.model_size import cache_bytes
 from tokenmill.slot_cache import SlotCache
-from tokenmill.torch_backend import ModelSpec, backend_info, cached, fitting, place_model
-from tokenmill.torch_device import DEFAULT_BATCH_TOKENS, default_cache_tokens, device_errors
+from tokenmill.torch_backend import ModelSpec, backend_info, cached, fitting, load_in_fp32, place_model
+from tokenmill.torch_device import (
+    DEFAULT_BATCH_TOKENS,
+    default_cache_tokens,
+    device_errors,
+    peak_device_memory,
+)
 from tokenmill.torch_heads import check_token_logits, output_size, token_logits
 
 MAX_ROWS = {"cpu": 64, "mps": 64, "cuda": 256}
@@ -69,14 +73,11 @@ class TorchGenerator:
         if self.info.precision == "fp32":
             return None
         if self._in_fp32 is None:
-            spec = replace(self._spec, device=self.info.device, precision="fp32")
-            with suppress(BackendUnavailableError, MemoryError):
-                self._in_fp32 = _load(spec)
+            self._in_fp32 = load_in_fp32(_load, self._spec, self.info.device)
         return self._in_fp32
 
     def device_memory_bytes(self) -> int:
-        device = torch.device(self.info.device)
-        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        return peak_device_memory(torch.device(self.info.device))
 
 
 def load_generator(spec: ModelSpec) -> TorchGenerator:
@@ -84,7 +85,7 @@ def load_generator(spec: ModelSpec) -> TorchGenerator:
 
     Raises ModelNotFoundError, ModelMismatchError, ConfigError, BackendUnavailableError.
     """
-    return cast(TorchGenerator, cached(_load, spec.device)(spec))
+    return cached(_load, spec)
 
 
 def _load(spec: ModelSpec) -> TorchGenerator:
@@ -161,7 +162,8 @@ class _Batch:
         longest = len(self._waiting[-1].prompt.ids)
         num = min(len(free), len(self._waiting), max(1, self._prefill_tokens // longest))
         entering = [self._waiting.pop() for _ in range(num)]
-        self._rows += [None] * (max(free[:num]) + 1 - len(self._rows))
+        places = free[:num]
+        self._rows += [None] * (max(places) + 1 - len(self._rows))
         ids_NL, lengths_N = self._padded(entering)
         cache = DynamicCache()
         mask_NL = torch.ones_like(ids_NL)
@@ -172,14 +174,13 @@ class _Batch:
             self._end = longest
         if self._cache is None:
             self._cache = SlotCache(cache, self._max_rows, self._columns)
-        places_N = torch.tensor(free[:num], device=self._device)
-        self._cache.enter(cache, places_N, lengths_N, self._end)
+        self._cache.enter(cache, torch.tensor(places, device=self._device), lengths_N, self._end)
         last_ND = hidden_NLD[torch.arange(num, device=self._device), lengths_N - 1]
-        for place, row in zip(free, entering, strict=False):
+        for place, row in zip(places, entering, strict=True):
             self._rows[place] = row
         if num == len(free):
             self._idle = 0
-        finished = self._append(free[:num], token_logits(self._model, last_ND))
+        finished = self._append(places, token_logits(self._model, last_ND))
         return Step(
             seconds=time.perf_counter() - start,
             num_computed=int(lengths_N.sum()),
@@ -224,12 +225,11 @@ class _Batch:
         self._end += 1
         self._idle += len(self._rows) - len(active)
         places = [place for place, row in enumerate(self._rows) if row is not None]
-        num_rows = len(self._rows)
         finished = self._append(places, token_logits(self._model, hidden_R1D[places, 0]))
         return Step(
             seconds=time.perf_counter() - start,
             num_computed=len(active),
-            num_padded=num_rows,
+            num_padded=len(self._rows),
             num_new=len(active),
             finished=finished,
         )

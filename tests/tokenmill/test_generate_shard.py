@@ -117,9 +117,9 @@ def test_a_job_gives_the_texts_that_transformers_gives(tmp_path: Path, kind: str
 
 
 def test_misfits_are_told_before_anything_runs(tmp_path: Path) -> None:
-    encoder = make_headed(tmp_path / "bert", "llama", AutoModelForCausalLM, vocab_size=400)
-    train_tokenizer(encoder)
-    job = job_with(tmp_path, inference={"model": str(encoder), "max_new_tokens": 64})
+    model = make_headed(tmp_path / "model", "llama", AutoModelForCausalLM, vocab_size=400)
+    train_tokenizer(model)
+    job = job_with(tmp_path, inference={"model": str(model), "max_new_tokens": 64})
     with pytest.raises(ModelMismatchError, match="64 leaves no room for a prompt among the model's 64"):
         run_job(job)
 

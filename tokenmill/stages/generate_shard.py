@@ -5,8 +5,7 @@ Equal prompts are completed once if their next tokens are not drawn. Legend: N r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -54,16 +53,14 @@ class Generating:
     def compute(self, window: Window, schema: pa.Schema) -> tuple[pa.RecordBatch, list[Reject]]:
         """One that came out NaN or infinite is made again in float32."""
         tasks = self._tasks(window)
-        made: dict[int, Completion] = {}
-        reasons = self._run(self._generator, tasks, list(range(len(tasks))), made)
-        bad = [number for number, done in made.items() if done.finish_reason == "non_finite"]
+        made, reasons = self._run(self._generator, tasks, range(len(tasks)))
+        bad = _non_finite(made)
         exact = self._generator.in_fp32() if bad else None
         if exact is not None:
             self.tally.counts.rows_recomputed += len(bad)
-            reasons.update(self._run(exact, tasks, bad, made))
-        for number, done in made.items():
-            if done.finish_reason == "non_finite":
-                reasons.setdefault(number, "non_finite")
+            again, too_large = self._run(exact, tasks, bad)
+            made, reasons = {**made, **again}, {**reasons, **too_large}
+        reasons = {**dict.fromkeys(_non_finite(made), "non_finite"), **reasons}
         bad_rows = {row: reason for number, reason in reasons.items() for row in tasks[number].rows}
         good = [row for row in range(len(window.columns)) if row not in bad_rows]
         kept = window.columns.take(pa.array(good, pa.int64()))
@@ -93,42 +90,47 @@ class Generating:
         ]
 
     def _run(
-        self, generator: Generator, tasks: Sequence[_Task], todo: list[int], made: dict[int, Completion]
-    ) -> dict[int, str]:
-        """Complete the tasks named; the reason for each that does not fit.
+        self, generator: Generator, tasks: Sequence[_Task], chosen: Sequence[int]
+    ) -> tuple[dict[int, Completion], dict[int, str]]:
+        """Completions of chosen tasks, and the reason for each that does not fit.
 
         What is finished stays finished when memory runs out; the rest goes on under half the budget.
         """
+        made: dict[int, Completion] = {}
         reasons: dict[int, str] = {}
+        todo = list(chosen)
         while todo:
-            left = dict.fromkeys(todo)
-            with suppress(OutOfMemoryError):
-                for step in self._steps(generator, [tasks[number].prompt for number in todo]):
-                    for place, completion in step.finished:
-                        made[todo[place]] = completion
-                        left.pop(todo[place])
-                        self._advance(tasks[todo[place]], completion)
-                    self._count(step)
+            try:
+                for finished in self._finished(generator, tasks, todo):
+                    made.update(finished)
                 break
-            self.tally.counts.out_of_memory += 1
-            todo = list(left)
+            except OutOfMemoryError:
+                self.tally.counts.out_of_memory += 1
+            todo = [number for number in todo if number not in made]
             if (alone := self._longest_alone(tasks, todo)) is not None:
                 reasons[alone] = "out_of_memory"
                 todo.remove(alone)
             else:
                 self.tally.max_batch_tokens //= 2
-        return reasons
+        return made, reasons
 
-    def _steps(self, generator: Generator, prompts: Sequence[Prompt]) -> Iterator[Step]:
-        steps = generator.generate(
-            prompts, self._sampling, self._detokenizer.ends, self.tally.max_batch_tokens
-        )
+    def _finished(
+        self, generator: Generator, tasks: Sequence[_Task], todo: Sequence[int]
+    ) -> Iterator[dict[int, Completion]]:
+        """The tasks that each step finishes; every step is counted."""
+        prompts = [tasks[number].prompt for number in todo]
+        budget = self.tally.max_batch_tokens
+        steps = generator.generate(prompts, self._sampling, self._detokenizer.ends, budget)
         while True:
             with self.tally.watch.timing("compute"):
                 step = next(steps, None)
             if step is None:
                 return
-            yield step
+            self._count(step)
+            finished = {todo[place]: completion for place, completion in step.finished}
+            for number, completion in finished.items():
+                self._advance(tasks[number], completion)
+            yield finished
 
     def _longest_alone(self, tasks: Sequence[_Task], todo: Sequence[int]) -> int | None:
         """The longest task, if the budget let it run alone already."""
@@ -177,3 +179,7 @@ class Generating:
         firsts = [outputs[row][0] for row in good]
         names = ("text", "finish_reason")
         return [*(pa.array([first[name] for first in firsts], pa.string()) for name in names), *counts]
+
+
+def _non_finite(made: Mapping[int, Completion]) -> list[int]:
+    return [number for number, done in made.items() if done.finish_reason == "non_finite"]

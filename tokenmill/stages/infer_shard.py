@@ -249,9 +249,7 @@ class Inferring:
     ) -> Iterator[tuple[Ints, Values]]:
         """Chosen sequences and their values, a batch at a time; the reason for each that does not fit."""
         lengths_U = window.lengths_N[uniques.first_rows_U]
-        todo = [chosen_U[batch] for batch in plan_batches(lengths_U[chosen_U], self.tally.max_batch_tokens)][
-            ::-1
-        ]
+        todo = self._planned(lengths_U, chosen_U)
         while todo:
             batch_B = todo.pop()
             try:
@@ -284,8 +282,12 @@ class Inferring:
         failed = todo[-1]
         size = int(lengths_U[failed].max()) * len(failed)
         self.tally.max_batch_tokens = max(min(size, self.tally.max_batch_tokens) // 2, 1)
-        left = np.sort(np.concatenate(todo))
-        return [left[batch] for batch in plan_batches(lengths_U[left], self.tally.max_batch_tokens)][::-1]
+        return self._planned(lengths_U, np.sort(np.concatenate(todo)))
+
+    def _planned(self, lengths_U: Ints, chosen_U: Ints) -> list[Ints]:
+        """Batches of chosen sequences, the first one last."""
+        batches = plan_batches(lengths_U[chosen_U], self.tally.max_batch_tokens)
+        return [chosen_U[batch] for batch in batches][::-1]
 
 
 def _count(counts: Counts, window: Window, rows_out: int, bad: list[Reject]) -> None:
