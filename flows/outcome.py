@@ -73,15 +73,16 @@ def _completed(name: str, num_rejects: int, message: str, summary: Summary) -> S
 def roll_up(figures: Sequence[Mapping[str, Any]], stage: str) -> dict[str, Any]:
     """One row for all shards of a stage: sums, and rates from the sums."""
     mine = [f for f in figures if f["stage"] == stage]
-    tokens, seconds = sum(f["tokens"] for f in mine), sum(f["seconds"] for f in mine)
+    tokens, new, seconds = (sum(f[name] for f in mine) for name in ("tokens", "tokens_generated", "seconds"))
     weighted = sum(f["effective_token_ratio"] * f["tokens"] for f in mine)
     return {
         "stage": stage,
         "rows": sum(f["rows"] for f in mine),
         "rejects": sum(f["rejects"] for f in mine),
         "tokens": tokens,
+        "tokens_generated": new,
         "seconds": round(seconds, 3),
-        "tokens_per_second": round(per_second(tokens, seconds), 1),
+        "tokens_per_second": round(per_second(tokens + new, seconds), 1),
         "effective_token_ratio": round(weighted / tokens, 4) if tokens else 1.0,
         "idle_share": round(_mean([f["idle_share"] for f in mine]), 4),
         "batch_latency_p95_ms": max((f["batch_latency_p95_ms"] for f in mine), default=0.0),

@@ -27,7 +27,8 @@ def _facts(rows: list[tuple[str, Any]], title: str) -> Table:
 def show_plan(data: Data, console: Console) -> None:
     """The page of `tokenmill plan`."""
     skipped = ", ".join(f"{n} {why}" for why, n in data["skipped"].items()) or "none"
-    rate = data["infer_tokens_per_second"]
+    rate, new_rate = data["infer_tokens_per_second"], data["generate_tokens_per_second"]
+    new = data["tokens_generated_at_most"]
     rows = [
         ("input", f"{counted(data['files'], 'file')}, {size_bytes(data['text_bytes'])} of text"),
         ("skipped files", skipped),
@@ -37,6 +38,7 @@ def show_plan(data: Data, console: Console) -> None:
             f"{data['shards_inferred']:,} inferred",
         ),
         ("tokens", f"about {data['tokens_estimate']:,}, {data['tokens_left_estimate']:,} left to infer"),
+        *([("new tokens", f"at most {new:,}")] if new else []),
         (
             "max tokens a row",
             f"{data['max_tokens']:,} ({data['share_longer_in_sample']:.1%} of a sample is longer)",
@@ -46,11 +48,12 @@ def show_plan(data: Data, console: Console) -> None:
         (
             "this machine",
             f"tokenize {data['tokenize_tokens_per_second']:,.0f} tok/s"
-            + (f", infer {rate:,.0f} tok/s" if rate else ""),
+            + (f", infer {rate:,.0f} tok/s" if rate else "")
+            + (f", generate {new_rate:,.0f} tok/s" if new_rate else ""),
         ),
         (
             "time left",
-            f"about {seconds(data['seconds_estimate'])}"
+            f"{'at most ' if new else ''}about {seconds(data['seconds_estimate'])}"
             + ("" if rate or "model" not in data else " for tokenizing alone"),
         ),
         ("output", data["output"]),
@@ -161,9 +164,10 @@ def show_summary(data: Data, console: Console) -> None:
 
 
 def _show_stage(data: Data, console: Console) -> None:
+    new = f", {data['tokens_generated']:,} generated" if data["tokens_generated"] else ""
     rows = [
         ("rows", f"{data['rows']:,}, {data['rejects']:,} rejected"),
-        ("tokens", f"{data['tokens']:,}, {data['tokens_per_second']:,.0f} tok/s"),
+        ("tokens", f"{data['tokens']:,}{new}, {data['tokens_per_second']:,.0f} tok/s"),
         ("output", data["output"]),
     ]
     console.print(_facts(rows if data["rows"] else rows[-1:], data["message"]))
@@ -206,6 +210,7 @@ def _in_rows(counts: Data, chars: str, rows: str) -> str:
 
 # Shown only where there are any: the count, a title, and how it is told.
 ODDITIES: tuple[tuple[str, str, Callable[[Data], str]], ...] = (
+    ("tokens_generated", "generated", lambda c: counted(c["tokens_generated"], "token")),
     ("rows_blank", "blank rows", lambda c: f"{c['rows_blank']:,}"),
     ("lines_blank", "blank lines", lambda c: f"{c['lines_blank']:,} passed over"),
     (
@@ -242,7 +247,7 @@ def _stage_table(stages: Data) -> Table:
             name,
             f"{stage['shards']:,}",
             f"{stage['rows_in']:,}",
-            f"{stage['tokens']:,}",
+            f"{stage['tokens'] + stage['tokens_generated']:,}",
             f"{stage['seconds']:,.1f}",
             f"{stage['tokens_per_second']:,.0f}",
             f"{ratio:.3f}" if ratio is not None else "-",

@@ -69,8 +69,9 @@ def publish(job: JobData, plan_id: str) -> dict[str, Any]:
         "stage": "aggregate",
         "rows": manifest.counts.rows_out,
         "tokens": manifest.counts.tokens,
+        "tokens_generated": manifest.counts.tokens_generated,
         "seconds": round(seconds, 3),
-        "tokens_per_second": round(per_second(manifest.counts.tokens, seconds), 1),
+        "tokens_per_second": round(per_second(manifest.counts.tokens_through, seconds), 1),
         "effective_token_ratio": round(manifest.counts.effective_token_ratio, 4),
         "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),
     }

@@ -18,6 +18,7 @@ from tokenmill.backend import BackendInfo
 FinishReason = Literal["stop", "length", "non_finite"]
 Ends = Callable[[Sequence[int]], bool]
 
+MAX_ROWS = 256  # that a generator runs together, whatever its budget
 CONTEXT_TOKENS = 8
 SPARE_TOKENS = 8
 

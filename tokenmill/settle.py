@@ -165,17 +165,19 @@ class InferSetup:
 
         Raises ConfigError's leaves, BackendUnavailableError.
         """
-        if self.sampling is None:
-            return self.load_backend(device)
-        from tokenmill.torch_generation import load_generator
-
-        return load_generator(self._model_spec(device))
+        return self.load_backend(device) if self.sampling is None else self.load_generator(device)
 
     def load_backend(self, device: str | None = None) -> Backend:
         """As `load`, for every task but generate."""
         from tokenmill.torch_backend import load_backend
 
         return load_backend(self._model_spec(device))
+
+    def load_generator(self, device: str | None = None) -> Generator:
+        """As `load`, for task generate."""
+        from tokenmill.torch_generation import load_generator
+
+        return load_generator(self._model_spec(device))
 
     def _model_spec(self, device: str | None) -> ModelSpec:
         from tokenmill.torch_backend import ModelSpec

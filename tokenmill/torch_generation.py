@@ -22,6 +22,7 @@ from transformers.cache_utils import DynamicCache
 from tokenmill.backend import BackendInfo
 from tokenmill.errors import BackendError, ModelMismatchError
 from tokenmill.generation import (
+    MAX_ROWS,
     Completion,
     Ends,
     FinishReason,
@@ -45,7 +46,7 @@ from tokenmill.torch_device import (
 )
 from tokenmill.torch_heads import check_token_logits, output_size, token_logits
 
-MAX_ROWS = {"cpu": 64, "mps": 64, "cuda": 256}
+ROWS_AT_ONCE = {"cpu": 64, "mps": 64, "cuda": MAX_ROWS}
 SPARE_SHARE = 4  # spare columns, so that rows are moved to the left once in so many
 MIN_SPARE = 16
 PROBE_LENGTHS = (3, 7)
@@ -134,7 +135,7 @@ class _Batch:
         self._waiting = list(waiting)[::-1]  # the next one last
         room = len(waiting[0].prompt.ids) + sampling.max_new_tokens
         self._columns = room + max(MIN_SPARE, sampling.max_new_tokens // SPARE_SHARE)
-        self._max_rows = min(len(waiting), MAX_ROWS[self._device.type], max(1, max_batch_tokens // room))
+        self._max_rows = min(len(waiting), ROWS_AT_ONCE[self._device.type], max(1, max_batch_tokens // room))
         self._prefill_tokens = min(DEFAULT_BATCH_TOKENS[self._device.type], max_batch_tokens)
         self._rows: list[_Row | None] = []
         self._cache: SlotCache | None = None

@@ -11,10 +11,12 @@ from checkpoints import make_headed, train_tokenizer
 from outputs import jsonl, published, write_files
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tokenmill.engine import finish, run_job
+from tokenmill.engine import Run, finish, run_job
 from tokenmill.errors import ConfigError, ModelMismatchError
+from tokenmill.estimate import estimate
 from tokenmill.generation import Detokenizer, plan_groups, random_stream, stream_number
 from tokenmill.job import Job
+from tokenmill.report import PAGE_FILE, rebuild
 from tokenmill.testing import FakeGenerator, make_job, make_run, word_id
 
 TEXTS = [f"word{n % 6} " * (1 + n % 5) + f"end{n % 8}" for n in range(20)]
@@ -80,6 +82,12 @@ def test_memory_that_runs_out_loses_nothing_and_changes_no_text(tmp_path: Path) 
     assert counts.out_of_memory == 3
 
 
+def test_a_budget_beyond_all_use_is_lowered_at_once(tmp_path: Path) -> None:
+    job = job_with(tmp_path, [*TEXTS, "long " * 30])
+    counts = run(job, FakeGenerator(default_batch_tokens=10**12, memory_tokens=5000, good_before=2))
+    assert (counts.rows_out, counts.out_of_memory) == (21, 2)
+
+
 def test_a_prompt_that_never_fits_is_a_reject(tmp_path: Path) -> None:
     job = job_with(tmp_path, ["a b", "c " * 40, "d"])
     counts = run(job, FakeGenerator(memory_tokens=40))
@@ -114,6 +122,25 @@ def test_a_job_gives_the_texts_that_transformers_gives(tmp_path: Path, kind: str
         new = out[0, ids.shape[1] :]
         assert row["text"] == tokenizer.decode(new, skip_special_tokens=True)
         assert row["num_output_tokens"] == len(new)
+
+
+def test_a_plan_says_how_many_new_tokens_there_may_be_and_how_fast_they_come(tmp_path: Path) -> None:
+    model = make_headed(tmp_path / "model", "llama", AutoModelForCausalLM, vocab_size=400, eos_token_id=0)
+    train_tokenizer(model)
+    job = job_with(tmp_path, inference={"model": str(model), "precision": "fp32", "max_new_tokens": 12})
+    plan = estimate(Run.open(job))
+    assert plan["infer_tokens_per_second"] > 0
+    assert plan["generate_tokens_per_second"] > 0
+    assert plan["tokens_generated_at_most"] == pytest.approx(12 * len(TEXTS), rel=0.8)
+    assert plan["fits"]
+
+
+def test_a_report_tells_new_tokens(tmp_path: Path) -> None:
+    job = job_with(tmp_path)
+    num_new = run(job).tokens_generated
+    opened = make_run(job)
+    assert rebuild(opened.store)["stages"]["infer"]["tokens_generated"] == num_new
+    assert f"{num_new} generated" in opened.store.read_bytes(PAGE_FILE).decode()
 
 
 def test_misfits_are_told_before_anything_runs(tmp_path: Path) -> None:

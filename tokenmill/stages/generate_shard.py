@@ -13,7 +13,16 @@ import pyarrow as pa
 
 from tokenmill.batches import find_uniques
 from tokenmill.errors import OutOfMemoryError
-from tokenmill.generation import Completion, Detokenizer, Generator, Prompt, Sampling, Step, stream_number
+from tokenmill.generation import (
+    MAX_ROWS,
+    Completion,
+    Detokenizer,
+    Generator,
+    Prompt,
+    Sampling,
+    Step,
+    stream_number,
+)
 from tokenmill.progress import reporter
 from tokenmill.rows import Reject
 from tokenmill.schemas import generate_fields
@@ -107,9 +116,13 @@ class Generating:
             except OutOfMemoryError:
                 self.tally.counts.out_of_memory += 1
             todo = [number for number in todo if number not in made]
-            if (alone := self._longest_alone(tasks, todo)) is not None:
-                reasons[alone] = "out_of_memory"
-                todo.remove(alone)
+            longest = max(todo, key=lambda number: len(tasks[number].prompt.ids))
+            room = len(tasks[longest].prompt.ids) + self._sampling.max_new_tokens
+            # Subtle: the budget may allow far more rows than a generator ever takes.
+            self.tally.max_batch_tokens = min(self.tally.max_batch_tokens, MAX_ROWS * room)
+            if self.tally.max_batch_tokens < 2 * room:  # it ran alone already
+                reasons[longest] = "out_of_memory"
+                todo.remove(longest)
             else:
                 self.tally.max_batch_tokens //= 2
         return made, reasons
@@ -131,12 +144,6 @@ class Generating:
             for number, completion in finished.items():
                 self._advance(tasks[number], completion)
             yield finished
-
-    def _longest_alone(self, tasks: Sequence[_Task], todo: Sequence[int]) -> int | None:
-        """The longest task, if the budget let it run alone already."""
-        longest = max(todo, key=lambda number: len(tasks[number].prompt.ids))
-        room = len(tasks[longest].prompt.ids) + self._sampling.max_new_tokens
-        return longest if self.tally.max_batch_tokens < 2 * room else None
 
     def _count(self, step: Step) -> None:
         counts = self.tally.counts
