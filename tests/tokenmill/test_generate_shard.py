@@ -82,10 +82,10 @@ def test_memory_that_runs_out_loses_nothing_and_changes_no_text(tmp_path: Path) 
     assert counts.out_of_memory == 3
 
 
-def test_a_budget_beyond_all_use_is_lowered_at_once(tmp_path: Path) -> None:
+def test_a_budget_beyond_all_use_is_lowered_in_one_step(tmp_path: Path) -> None:
     job = job_with(tmp_path, [*TEXTS, "long " * 30])
     counts = run(job, FakeGenerator(default_batch_tokens=10**12, memory_tokens=5000, good_before=2))
-    assert (counts.rows_out, counts.out_of_memory) == (21, 2)
+    assert (counts.rows_out, counts.out_of_memory) == (21, 1)
 
 
 def test_a_prompt_that_never_fits_is_a_reject(tmp_path: Path) -> None:
