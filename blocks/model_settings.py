@@ -7,7 +7,7 @@ from typing import Literal
 from prefect.blocks.core import Block
 
 from blocks.mirror import DOCUMENTATION, LOGO, NO_INPUT_IN_ERRORS, mirrored, refuse_unknown_keys, settings_of
-from tokenmill.job import InferenceSpec, Task
+from tokenmill.job import InferenceSpec, Precision, Task
 
 
 class ModelSettings(Block):
@@ -31,7 +31,8 @@ class ModelSettings(Block):
 
     task: Task = mirrored(InferenceSpec, "task")
     model: str | None = mirrored(InferenceSpec, "model")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = mirrored(InferenceSpec, "precision")
+    precision: Precision = mirrored(InferenceSpec, "precision")
+    min_agreement: float = mirrored(InferenceSpec, "min_agreement")
     device: str = mirrored(InferenceSpec, "device")
     pooling: Literal["auto", "mean", "cls", "last"] = mirrored(InferenceSpec, "pooling")
     normalize: bool | None = mirrored(InferenceSpec, "normalize")

@@ -32,5 +32,5 @@ def aggregate_results(job: Job) -> State[dict[str, Any]]:
     data, plan_id = job_data(job), run.plan_id(plan)
     checked = [gate_tokens(data, plan_id), gate_results(data, plan_id)] if job.run.gates else None
     published = publish(data, plan_id)
-    summary = write_report(data, plan_id, checked, None, time.perf_counter() - start)
+    summary = write_report(data, plan_id, checked, None, None, time.perf_counter() - start)
     return final_state(job, summary, published, [])

@@ -16,6 +16,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.job import Job
 from tokenmill.plan import Todo
 from tokenmill.quantities import counted
+from tokenmill.sample import sample_shards
 
 
 @flow(name="run-inference", flow_run_name="{job.name}", task_runner=bounded_runner(), persist_result=False)
@@ -39,7 +40,7 @@ def run_inference(job: Job) -> State[dict[str, Any]]:
         )
     data = job_data(job)
     if ready:
-        check_model(data)
+        check_model(data, [shard.to_json() for shard in sample_shards(ready)])
     run.claim(plan)
     with reporting(plan, Todo(tokenize=(), infer=ready)):
         outcome = run_shards(run, plan, data, Todo(tokenize=(), infer=ready))

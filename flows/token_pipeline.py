@@ -15,6 +15,7 @@ from flows.shard_runs import bounded_runner, run_shards
 from tasks.dataset_tasks import check_model, gate_results, gate_tokens, publish, write_report
 from tasks.runs import job_data, open_run
 from tokenmill.job import Job
+from tokenmill.sample import sample_shards
 
 
 @flow(name="token-pipeline", flow_run_name="{job.name}", task_runner=bounded_runner(), persist_result=False)
@@ -34,8 +35,8 @@ def token_pipeline(job: Job) -> State[dict[str, Any]]:
     if not todo.infer and run.is_published(plan):
         return nothing_to_do(run, plan)
     data, plan_id = job_data(job), run.plan_id(plan)
-    if todo.infer:
-        check_model(data)
+    shards = [shard.to_json() for shard in sample_shards(todo.infer)]
+    agreement = check_model(data, shards) if shards else None
     run.claim(plan)
     gates: list[PrefectFuture[dict[str, Any]]] = []
 
@@ -50,5 +51,6 @@ def token_pipeline(job: Job) -> State[dict[str, Any]]:
         gates.append(gate_results.submit(data, plan_id))
     checked = [gate.result() for gate in gates]
     published = publish(data, plan_id)
-    summary = write_report(data, plan_id, checked, dict(plan.skipped), time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    summary = write_report(data, plan_id, checked, dict(plan.skipped), agreement, seconds)
     return final_state(job, summary, published, outcome.figures)

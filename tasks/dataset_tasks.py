@@ -13,6 +13,7 @@ from tasks.runs import JobData, open_run
 from tokenmill.accounting import per_second
 from tokenmill.engine import Run
 from tokenmill.manifest import read_manifest
+from tokenmill.plan import Shard
 from tokenmill.receipts import peak_memory_bytes, read_receipts
 
 if TYPE_CHECKING:
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
 
 
 @task(name="check-model", **TRANSIENT_RETRIES)
-def check_model(job: JobData) -> None:
-    """The model loads and runs a row here, before anything is written."""
-    open_run(job).check_model()
+def check_model(job: JobData, shards: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The model loads and runs a row here, before anything is written.
+
+    shards: a sample of those to be done.  Returns how int8 agrees with float32 on their rows.
+    """
+    found = open_run(job).check_model([Shard.from_json(shard) for shard in shards])
+    return found.to_json() if found else None
 
 
 @task(name="gate-tokens", **TRANSIENT_RETRIES)
@@ -85,6 +90,7 @@ def write_report(
     plan_id: str,
     gates: list[dict[str, Any]] | None,
     skipped: dict[str, int] | None,
+    agreement: dict[str, Any] | None,
     seconds: float,
 ) -> dict[str, Any]:
     """The report is written beside the dataset. Returns its summary, without the list of shards."""
@@ -98,6 +104,7 @@ def write_report(
         read_manifest(run.store),
         gates=gates,
         skipped=skipped,
+        agreement=agreement,
         wall_seconds=round(seconds, 3),
     )
     return report.summary(report.write_report(run.store, data))

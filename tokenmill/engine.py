@@ -5,7 +5,7 @@ The flows do the same with each shard as a Prefect task. Both build a `Run` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -39,7 +39,9 @@ from tokenmill.plan import (
     find_todo,
     make_plan,
 )
+from tokenmill.precision_gate import GATE_ROWS, Agreement, hold_against_fp32, refuse_slow_precision
 from tokenmill.receipts import Receipt, Stage, read_receipts
+from tokenmill.sample import sample_shards, sample_windows
 from tokenmill.schedule import pipelined
 from tokenmill.settle import Model, Setup, prepare
 from tokenmill.stages.aggregate import Finished, collect, is_complete, publish
@@ -126,17 +128,24 @@ class Run:
         self.store.clear_scratch(STALE_SCRATCH_S)
         self.store.abort_uploads(STALE_SCRATCH_S)
 
-    def check_model(self) -> None:
+    def check_model(self, shards: Sequence[Shard]) -> Agreement | None:
         """Load the model and run one row, so that what does not work is known before anything is
-        written.  Raises ConfigError's leaves, BackendError.
+        written.  shards: `sample_shards` of those to be done, on which int8 is held against float32.
+
+        Raises ConfigError's leaves, BackendError.
         """
         setup = self.setup.need_model()
+        refuse_slow_precision(setup, setup.devices()[0])
         if setup.sampling is not None:
             setup.load()  # runs two prompts
-            return
-        info = self.setup.tokenize.tokenizer.info
+            return None
+        info, backend = self.setup.tokenize.tokenizer.info, setup.load_backend()
         row = [*info.prefix_ids, *info.suffix_ids] or [info.pad_id]
-        setup.load_backend().run(np.array([row], dtype=np.int64), np.array([len(row)], dtype=np.int64))
+        backend.run(np.array([row], dtype=np.int64), np.array([len(row)], dtype=np.int64))
+        if backend.info.precision != "int8":
+            return None
+        windows = sample_windows(self.setup, shards, self.storages.input, self.store, max_rows=GATE_ROWS)
+        return hold_against_fp32(windows, backend, setup, self.job.run.max_batch_tokens)
 
     def tokenize(self, shard: Shard) -> Receipt:
         check_tokens_key(self.setup, shard)
@@ -229,9 +238,9 @@ def finish(run: Run, model: Model | None = None) -> Manifest:
     """Do what is left of a job, publication included."""
     run.setup.need_model()
     plan = run.plan()
-    unfinished = bool(run.todo(plan).infer)
+    unfinished = run.todo(plan).infer
     if model is None and unfinished:
-        run.check_model()
+        run.check_model(sample_shards(unfinished))
     run.claim(plan)
     if unfinished or not run.is_published(plan):
         run_shards(run, plan, model)

@@ -22,13 +22,12 @@ from tokenmill.engine import Run
 from tokenmill.generation import Prompt, Sampling, never, plan_groups
 from tokenmill.model_size import cache_bytes, memory_bytes, read_size
 from tokenmill.plan import Plan, Shard
-from tokenmill.readers import read_slice
-from tokenmill.rows import RowBatch
+from tokenmill.sample import sample_rows, sample_shards
 from tokenmill.settle import InferSetup
 
-SAMPLE_SHARDS = 4
 SAMPLE_ROWS = 256
 PROBE_S = 2.0
+WORTH_A_WORD = 1.25
 PROBE_STEPS = 8
 
 
@@ -104,7 +103,21 @@ def _checkpoint(run: Run, infer: InferSetup) -> dict[str, Any]:
         "memory_estimate_bytes": needed,
         "device_memory_bytes": there,
         "fits": needed < there,
+        "faster_precision": _faster_precision(device, precision, spec.task),
     }
+
+
+def _faster_precision(device: str, precision: str, task: str) -> dict[str, Any] | None:
+    """The precision that this CPU computes linear layers fastest in, where it is worth a word."""
+    from tokenmill.torch_device import layer_speed
+
+    if device != "cpu" or precision != "fp32":
+        return None
+    speeds = {
+        name: layer_speed(name, device) for name in ("bf16", "int8") if (name, task) != ("int8", "generate")
+    }
+    best = max(speeds, key=lambda name: speeds[name])
+    return {"precision": best, "speed": round(speeds[best], 2)} if speeds[best] >= WORTH_A_WORD else None
 
 
 def _tokens(shards: Sequence[Shard], tokens_per_byte: float) -> int:
@@ -112,22 +125,14 @@ def _tokens(shards: Sequence[Shard], tokens_per_byte: float) -> int:
 
 
 def _sample(run: Run, plan: Plan) -> tuple[list[str], list[str] | None, int]:
-    """First rows of shards spread over the corpus, their second texts, and their size in bytes."""
-    step = max(1, len(plan.shards) // SAMPLE_SHARDS)
-    texts: list[str] = []
-    pairs: list[str] = []
-    for shard in plan.shards[::step][:SAMPLE_SHARDS]:
-        batch = _first_batch(run, shard)
-        texts += batch.texts[:SAMPLE_ROWS] if batch else []
-        pairs += (batch.pairs or [])[:SAMPLE_ROWS] if batch else []
+    """Texts spread over the corpus, their second texts, and their size in bytes."""
+    batches = list(
+        sample_rows(run.setup, sample_shards(plan.shards), run.storages.input, max_rows=SAMPLE_ROWS)
+    )
+    texts = [text for batch in batches for text in batch.texts]
+    pairs = [pair for batch in batches for pair in batch.pairs or []]
     size = sum(len(text.encode("utf-8", "replace")) for text in (*texts, *pairs))
     return texts, pairs if run.job.input.pair is not None else None, size
-
-
-def _first_batch(run: Run, shard: Shard) -> RowBatch | None:
-    """The first one with good rows."""
-    batches = read_slice(shard.slices[0], run.job.input, run.storages.input)
-    return next((batch for batch in batches if batch.texts), None)
 
 
 def _share_longer(cut: Cut) -> float:

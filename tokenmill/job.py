@@ -42,6 +42,7 @@ OPTIONS_OF_TASKS: Mapping[str, tuple[Task, ...]] = {
     "stop": ("generate",),
     "stop_ids": ("generate",),
 }
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Format = Literal["auto", "parquet", "arrow", "jsonl", "csv", "text"]
 
 
@@ -274,8 +275,12 @@ class InferenceSpec(Spec):
     block: str | None = Field(None, description="Name of a saved tokenmill-model block.")
     task: Task = Field("embed", description="What the model computes for each row.")
     model: str | None = Field(None, description="Folder, package:NAME/FOLDER or hub id.")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="auto: bf16 on GPUs and CPUs with a matrix unit for it, else fp32."
+    precision: Precision = Field(
+        "auto",
+        description="auto: bf16 on GPUs and CPUs with a matrix unit for it, else fp32. int8: on CPUs.",
+    )
+    min_agreement: float = Field(
+        0.99, ge=0, le=1, description="int8: lowest agreement with fp32 on a sample, or the job is refused."
     )
     device: str = Field(
         "auto",
@@ -332,6 +337,18 @@ class InferenceSpec(Spec):
                 and getattr(self, name) != type(self).model_fields[name].default
             ):
                 raise ValueError(f"{name}: only for task {' and '.join(tasks)}, not for {self.task}")
+        return self
+
+    @model_validator(mode="after")
+    def _int8_can_be_held_against_fp32(self) -> InferenceSpec:
+        if self.precision == "int8" and self.task == "generate":
+            raise ValueError(
+                "precision: int8 is not to generate: one token that differs changes all that follow; "
+                "use bf16 or fp32"
+            )
+        default = type(self).model_fields["min_agreement"].default
+        if self.precision != "int8" and self.min_agreement != default:
+            raise ValueError(f"min_agreement: only for precision int8, not for {self.precision}")
         return self
 
     @model_validator(mode="after")

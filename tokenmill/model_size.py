@@ -15,7 +15,7 @@ from typing import Any
 from tokenmill.errors import ModelMismatchError
 from tokenmill.model_files import first_line, read_json, read_limits
 
-BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 4}  # int8 is made of float32 at load
 STATES_HELD = 8  # of a layer at once: residual, attention's four, norms and copies, each as wide as the model
 
 

@@ -43,7 +43,7 @@ FOLDER = "report"
 REPORT_FILE = f"{FOLDER}/report.json"
 PAGE_FILE = f"{FOLDER}/index.html"
 DATA_DOCS = "data-docs/index.html"  # below FOLDER; the gates write it, if they run
-REMEMBERED = ("gates", "skipped", "wall_seconds")
+REMEMBERED = ("gates", "skipped", "agreement", "wall_seconds")
 
 Report = dict[str, Any]
 
@@ -55,18 +55,21 @@ def report_data(
     *,
     gates: Sequence[Any] | None = None,
     skipped: Mapping[str, int] | None = None,
+    agreement: Mapping[str, Any] | None = None,
     wall_seconds: float | None = None,
 ) -> Report:
     """What there is to say of a finished plan, as plain and finite values.
 
     gates: results with name, success and checks, as objects or dicts.  skipped: files passed over,
-    by reason.  wall_seconds: of the run that just ended.  None: not known here.
+    by reason.  agreement: `Agreement` of int8 with float32.  wall_seconds: of the run that just ended.
+    None: not known here.
     """
     pairs = list(zip(finished.tokenize, finished.infer, strict=True))
     shards = [ShardReceipts(tokenize=before, infer=after) for before, after in pairs]
     told = {
         "gates": None if gates is None else [gate_entry(gate) for gate in gates],
         "skipped": skipped,
+        "agreement": agreement,
         "wall_seconds": wall_seconds,
     }
     plan = [(before.key, after.key) for before, after in pairs]

@@ -52,6 +52,7 @@ def _template() -> Any:
         "percent": quantities.percent,
         "seconds": quantities.seconds,
         "size_bytes": quantities.size_bytes,
+        "agreement_told": quantities.agreement_told,
     }
     return environment.get_template(TEMPLATE)
 

@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from tokenmill.backend import Backend, BackendInfo, Values
 from tokenmill.errors import BackendUnavailableError, ModelMismatchError, ModelNotFoundError
+from tokenmill.int8 import num_parameters, quantize
 from tokenmill.model_files import EncoderRecipe, FolderState, first_line, read_json
 from tokenmill.torch_device import (
     DEFAULT_BATCH_TOKENS,
@@ -190,6 +191,8 @@ def place_model(spec: ModelSpec) -> PlacedModel:
     if spec.threads:
         torch.set_num_threads(spec.threads)
     model = _load_model(spec, precision)
+    if precision == "int8":
+        quantize(model)
     with fitting(spec, device):
         return PlacedModel(model=model.to(device=device).eval(), device=device, precision=precision)
 
@@ -211,7 +214,7 @@ def backend_info(
     """What a receipt says of a loaded model."""
     return BackendInfo(
         model_type=cast(Any, model).config.model_type,
-        num_parameters=sum(p.numel() for p in model.parameters()),
+        num_parameters=num_parameters(model),
         device=str(device),
         precision=precision,
         matmul=torch.get_float32_matmul_precision(),

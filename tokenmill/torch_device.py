@@ -11,8 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tokenmill.errors import BackendError, ConfigError, OutOfMemoryError
+from tokenmill.int8 import Int8Linear
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float32}
 DEFAULT_BATCH_TOKENS = {"cpu": 2048, "mps": 16_384, "cuda": 131_072}
@@ -112,15 +114,22 @@ def default_cache_tokens(device: str, token_bytes: int) -> int:
 
 
 @functools.cache
-def matmul_speed(precision: str, device: str) -> float:
-    """How many times as fast as float32 a matrix of a model's size is multiplied; measured in well under
+def layer_speed(precision: str, device: str) -> float:
+    """How many times as fast as in float32 a linear layer of a model's size is; measured in well under
     a second, once per process.
     """
-    times = {dtype: float("inf") for dtype in (torch.float32, DTYPES[precision])}
-    for _ in range(PROBE_ROUNDS):
-        for dtype in times:
-            left, right = (torch.ones(512, 1024, dtype=dtype, device=device) for _ in range(2))
-            start = time.perf_counter()
-            (left @ right.T).sum().item()
-            times[dtype] = min(times[dtype], time.perf_counter() - start)
-    return times[torch.float32] / times[DTYPES[precision]]
+    layers = {name: _layer(name, device) for name in ("fp32", precision)}
+    times = dict.fromkeys(layers, float("inf"))
+    with torch.inference_mode():
+        for _ in range(PROBE_ROUNDS):
+            for name, layer in layers.items():
+                inputs = torch.ones(512, 1024, dtype=DTYPES[name], device=device)
+                start = time.perf_counter()
+                layer(inputs).sum().item()
+                times[name] = min(times[name], time.perf_counter() - start)
+    return times["fp32"] / times[precision]
+
+
+def _layer(precision: str, device: str) -> nn.Module:
+    linear = nn.Linear(1024, 1024, device=device)
+    return Int8Linear(linear.weight, linear.bias) if precision == "int8" else linear.to(DTYPES[precision])

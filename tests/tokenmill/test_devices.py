@@ -19,7 +19,7 @@ from tokenmill.errors import BackendUnavailableError, ConfigError
 from tokenmill.receipts import read_receipts
 from tokenmill.settle import InferSetup
 from tokenmill.testing import FakeBackend, make_job, make_run
-from tokenmill.torch_device import find_devices, matmul_speed, pick_precision
+from tokenmill.torch_device import find_devices, layer_speed, pick_precision
 
 GPUS = ("cuda:0", "cuda:1", "cuda:2")
 
@@ -91,7 +91,7 @@ def test_a_device_that_fails_leaves_the_work_of_the_others(
 ) -> None:
     many_files(tmp_path)
     run = make_run(make_job(tmp_path, input={"shard_bytes": 1}))
-    run.check_model()
+    run.check_model(())
     gpus["cuda:2"].failures = 1
     with pytest.raises(BackendUnavailableError, match="busy"):
         finish(run)
@@ -196,7 +196,7 @@ def test_int8_is_for_cpus() -> None:
 
 
 def test_the_speed_of_a_precision_is_measured_once() -> None:
-    first = matmul_speed("bf16", "cpu")
+    first = layer_speed("bf16", "cpu")
     assert np.isfinite(first)
     assert first > 0
-    assert matmul_speed("bf16", "cpu") == first
+    assert layer_speed("bf16", "cpu") == first

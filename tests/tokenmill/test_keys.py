@@ -100,6 +100,7 @@ ELSEWHERE = {
     *(f"input.storage.{name}" for name in STORAGE),
     *(f"output.storage.{name}" for name in STORAGE),
     "inference.task",
+    "inference.min_agreement",
     "inference.all_scores",
     "inference.threshold",
     "inference.activation",
@@ -169,6 +170,13 @@ def test_what_changes_results_changes_their_key_and_keeps_the_tokens(job: Job, p
 @pytest.mark.parametrize(("path", "value"), NOTHING.items())
 def test_what_changes_only_speed_or_limits_changes_no_key(job: Job, path: str, value: Any) -> None:
     assert plan_of(job) == plan_of(changed(job, path, value))
+
+
+def test_the_least_agreement_of_int8_changes_no_key(job: Job) -> None:
+    plans = [
+        plan_of(changed(job, "inference.precision", "int8", min_agreement=share)) for share in (0.5, 0.99)
+    ]
+    assert plans[0] == plans[1]
 
 
 @pytest.mark.parametrize("section", ["input", "output"])

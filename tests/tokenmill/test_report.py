@@ -20,6 +20,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.manifest import read_manifest
 from tokenmill.parquet import FileInfo
 from tokenmill.plan import Plan
+from tokenmill.precision_gate import Agreement
 from tokenmill.receipts import Receipt, Stage
 from tokenmill.report import PAGE_FILE, REPORT_FILE, rebuild, report_data, summary, write_report
 from tokenmill.report_page import MAX_TABLE_ROWS, opening_lines, render
@@ -260,6 +261,20 @@ def test_what_only_the_run_knew_is_remembered_by_a_rebuild(tmp_path: Path) -> No
     )
     report = rebuild(run.store)
     assert (report["gates"], report["skipped"], report["wall_seconds"]) == (gates, skipped, 12.5)
+
+
+@pytest.mark.parametrize(("speed", "told"), [(1.52, ", 1.5 times as fast."), (None, "at least 0.99).")])
+def test_how_near_int8_was_is_told(tmp_path: Path, speed: float | None, told: str) -> None:
+    run = finish(tmp_path)
+    agreement = Agreement(
+        precision="int8", measure="mean cosine", value=0.99721, least=0.99, rows=160, tokens=9, speed=speed
+    ).to_json()
+    data = report_data(run.job, run.collect(run.claimed_plan()), None, agreement=agreement)
+    report = write_report(run.store, data)
+    assert summary(report)["agreement"] == agreement
+    page = run.store.read_bytes(PAGE_FILE).decode()
+    assert "int8 agrees with fp32 by 0.9972 (mean cosine of 160 rows; at least 0.99)" in page
+    assert told in page
 
 
 def test_what_an_earlier_run_knew_is_forgotten_when_the_shards_change(tmp_path: Path) -> None:

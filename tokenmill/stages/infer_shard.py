@@ -84,8 +84,7 @@ def infer_shard(
     started = time.perf_counter()
     tokens_name = part_name("tokenize", shard.tokens_key)
     token_schema, _ = part_footer(store, tokens_name)
-    in_chunks = "first_new" in token_schema.names
-    marks = "first_new" if in_chunks and job.inference.task == "score" else "pair_start"
+    in_chunks, marks = "first_new" in token_schema.names, marks_column(job, token_schema)
     schema = results_schema(kept_columns(token_schema), worker.fields, in_chunks)
     tally, watch = worker.tally, worker.tally.watch
     metadata = footer(job, "infer", shard.results_key, fingerprint)
@@ -129,6 +128,13 @@ def infer_shard(
     return receipt
 
 
+def marks_column(job: Job, token_schema: pa.Schema) -> str:
+    """The column of `Window.starts_N`, where there is one."""
+    return (
+        "first_new" if "first_new" in token_schema.names and job.inference.task == "score" else "pair_start"
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
     """Rows that are sorted together: ragged ids, and the columns that go into the results.
@@ -161,7 +167,7 @@ def _windows(store: Store, name: str, window_rows: int, marks: str) -> Iterator[
         if sum(map(len, held)) > window_rows:
             held = yield from _cut_windows(held, window_rows, marks)
     if held := [batch for batch in held if len(batch)]:
-        yield _window(pa.concat_batches(held), marks)
+        yield window_of(pa.concat_batches(held), marks)
 
 
 def _cut_windows(
@@ -176,12 +182,13 @@ def _cut_windows(
         if not len(fitting) and not len(longer):
             break
         cut = int(fitting[-1] if len(fitting) else longer[0])
-        yield _window(rows.slice(start, cut - start), marks)
+        yield window_of(rows.slice(start, cut - start), marks)
         start = cut
     return [rows.slice(start)]
 
 
-def _window(rows: pa.RecordBatch, marks: str) -> Window:
+def window_of(rows: pa.RecordBatch, marks: str) -> Window:
+    """Rows of a token part.  marks: `marks_column`."""
     lists, names = rows["input_ids"], rows.schema.names
     offsets = lists.offsets.to_numpy().astype(np.int64)
     return Window(

@@ -113,6 +113,11 @@ class RejectsPart:
         return self._part.info if self._part else None
 
 
+def token_table(setup: TokenizeSetup, job: Job, rows: RowBatch) -> pa.RecordBatch:
+    """Token rows of the rows that a token part would hold."""
+    return _Tokenizing(setup, job).tokenize(rows)[0]
+
+
 class _Tokenizing:
     """Turns batches of rows into batches of token rows, counting everything."""
 
